@@ -1,0 +1,296 @@
+"""What a person asks of a node group on the command line, made into the plan that a client job would make."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import RefusedError
+
+if TYPE_CHECKING:
+    from ..node_group import NodeGroup
+    from ..planning import Plan
+
+__all__ = [
+    "GRACE",
+    "NODE_TIMEOUT",
+    "CopyOption",
+    "EnvOption",
+    "ForwardOption",
+    "GraceOption",
+    "GroupAsked",
+    "HangTimeoutOption",
+    "JoinTimeoutOption",
+    "LogRanksOption",
+    "MasterAddrOption",
+    "NnodesOption",
+    "NodeTimeoutOption",
+    "NodesOption",
+    "NprocOption",
+    "ProgramAsked",
+    "PythonOption",
+    "RunDirOption",
+    "TransportOption",
+    "WordsArgument",
+    "WorkspaceOption",
+    "new_run_dir",
+]
+
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        metavar="NODES",
+        help="Hosts, this one first: gpu-0,gpu-1. Or a number: so many nodes on this host. Or auto: those of the"
+        " scheduler's allocation around this process. Default: this host alone.",
+    ),
+]
+WorkspaceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace", metavar="KIT", help="A site's startup kit, whose local/node_group.yaml has the nodes."
+    ),
+]
+NnodesOption = Annotated[
+    str | None,
+    typer.Option("--nnodes", metavar="N", help="How many of the nodes: 2, or 1:4 for as many as are well."),
+]
+NprocOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc-per-node", metavar="N", help="Processes per node: a number, gpu, cpu or auto. Default: auto."
+    ),
+]
+TransportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--transport",
+        metavar="WORDS",
+        help="How a node is reached: local, ssh, srun, or a command with {host} in it."
+        " Default: ssh for other hosts than this one.",
+    ),
+]
+PythonOption = Annotated[
+    str | None, typer.Option("--python", metavar="PATH", help="Python on the nodes. Default: this one's path.")
+]
+MasterAddrOption = Annotated[
+    str | None,
+    typer.Option("--master-addr", metavar="ADDR", help="Address of this host that the other nodes know."),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable for the ranks; more than once if need be."),
+]
+ForwardOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--forward-env",
+        metavar="PATTERN",
+        help="Variables that go from here to the nodes, besides NCCL_*, GLOO_*, UCX_*, HF_* and PYTHONPATH.",
+    ),
+]
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...", help="As torchrun takes them; -m MODULE too."),
+]
+CopyOption = Annotated[
+    bool, typer.Option("--copy", help="Copy this directory to nodes that do not see it; removed at the end.")
+]
+JoinTimeoutOption = Annotated[
+    int | None,
+    typer.Option("--join-timeout", metavar="SECONDS", help="For the nodes to meet. Default: 600."),
+]
+NodeTimeoutOption = Annotated[
+    float, typer.Option("--node-timeout", metavar="SECONDS", help="Of silence after which a node is lost.")
+]
+HangTimeoutOption = Annotated[
+    float | None,
+    typer.Option("--hang-timeout", metavar="SECONDS", help="Without a line from any rank. Default: never."),
+]
+GraceOption = Annotated[
+    float,
+    typer.Option("--stop-grace-period", metavar="SECONDS", help="Between SIGTERM and SIGKILL for the ranks."),
+]
+LogRanksOption = Annotated[
+    str, typer.Option("--log-ranks", metavar="RANKS", help="Global ranks whose lines are shown: all, or 0,3.")
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        metavar="DIR",
+        help="Gets the ranks' files and the verdict. Default: a new one in torchrun-runs.",
+    ),
+]
+NODE_TIMEOUT, GRACE = 30.0, 4.0
+
+
+def new_run_dir() -> Path:
+    """Return the name of a run directory that no other process has."""
+    return Path("torchrun-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+@dataclass(frozen=True)
+class GroupAsked:
+    """The options that describe a node group."""
+
+    nodes: str | None = None
+    workspace: Path | None = None
+    nnodes: str | None = None
+    nproc_per_node: str | None = None
+    transport: str | None = None
+    python: str | None = None
+    master_addr: str | None = None
+    forward_env: Sequence[str] = ()
+
+    def group(self, environ: Mapping[str, str]) -> NodeGroup:
+        """Return the node group.
+
+        Raises:
+            RefusedError: there is no such group; the message says why.
+        """
+        from .. import group_choice
+        from ..group_values import NodeGroupError, parse_nproc_per_node
+
+        try:
+            wish = group_choice.Wish(
+                group_choice.parse_nnodes(self.nnodes, "--nnodes"),
+                parse_nproc_per_node(self.nproc_per_node, "--nproc-per-node"),
+            )
+            group = group_choice.grant(self._offered(environ), wish)
+        except NodeGroupError as error:
+            raise RefusedError(str(error)) from None
+        if group.join is not None:
+            raise RefusedError(f"{group.source}: nodes that dial in (transport join) are there for jobs alone")
+        first, *others = group.nodes
+        if self.master_addr is not None:
+            first = dataclasses.replace(first, address=self.master_addr)
+        if self.python is not None:
+            group = dataclasses.replace(group, python=self.python)
+        forward = (*group.forward_env, *self.forward_env)
+        return dataclasses.replace(group, nodes=(first, *others), forward_env=forward)
+
+    def _offered(self, environ: Mapping[str, str]) -> NodeGroup:
+        from .. import group_choice, node_group
+
+        if self.workspace is not None:
+            if self.nodes is not None or self.transport is not None:
+                raise RefusedError("--workspace says which nodes there are: leave --nodes and --transport out")
+            return _of_site(self.workspace, environ)
+        if self.nodes is None:
+            return group_choice.alone("neither --nodes nor --workspace is given")
+        described: dict[str, Any] = {"nodes": _nodes(self.nodes)}
+        transport = self.transport
+        if transport is None and isinstance(described["nodes"], list):
+            transport = "local" if all(map(node_group.is_this_host, described["nodes"])) else "ssh"
+        if transport is not None:
+            try:
+                words = shlex.split(transport)
+            except ValueError as error:
+                raise RefusedError(f"--transport {transport!r}: cannot be split into words ({error})") from None
+            described["transport"] = words[0] if len(words) == 1 else words
+        return node_group.parse(described, "--nodes", environ)
+
+
+@dataclass(frozen=True)
+class ProgramAsked:
+    """What to run on the group, and how."""
+
+    words: Sequence[str]
+    env: Sequence[str] = ()
+    copy: bool = False
+    join_timeout: int | None = None
+    node_timeout: float = NODE_TIMEOUT
+    hang_timeout: float | None = None
+    stop_grace_period: float = GRACE
+    log_ranks: str = "all"
+
+    def plan(self, group: NodeGroup, directory: Path, log_dir: Path) -> Plan:
+        """Return the plan that runs it.
+
+        Args:
+            group: the nodes.
+            directory: where the ranks work.
+            log_dir: gets their files.
+
+        Raises:
+            RefusedError: it makes no sense; the message says what.
+        """
+        from .. import planning, program, torchrun_node
+        from ..group_values import NodeGroupError, parse_env
+
+        try:
+            line = torchrun_node.parse(self.words)
+            command = line.command[1:] if line.command[:1] == ["--"] else line.command
+            if not command:
+                raise torchrun_node.UsageError("SCRIPT is missing: name the training script after the options")
+            is_module = "--module" in line.names
+            parsed = program.parse(
+                None if is_module else command[0],
+                command[0] if is_module else None,
+                command[1:],
+                parse_env(dict(map(_variable, self.env)), "--env"),
+            )
+            options = planning.Options.parse(
+                torchrun_args=[word for word in line.torchrun_options if word not in ("-m", "--module")],
+                join_timeout=self.join_timeout,
+                launch_timeout=None,
+                node_timeout=self.node_timeout,
+                hang_timeout=self.hang_timeout,
+                grace=self.stop_grace_period,
+                log_ranks=_ranks(self.log_ranks),
+            )
+            target = parsed.find([str(directory)])
+        except (torchrun_node.UsageError, NodeGroupError, program.ProgramError, planning.PlanError) as error:
+            raise RefusedError(str(error)) from None
+        return planning.Plan(
+            dataclasses.replace(group, stage="auto" if self.copy else "never"),
+            parsed,
+            target,
+            str(directory),
+            str(log_dir),
+            options,
+            owes_result=False,
+            folder=".",
+        )
+
+
+def _of_site(kit: Path, environ: Mapping[str, str]) -> NodeGroup:
+    from .. import site_file
+
+    path = kit / "local" / site_file.NAME
+    described = site_file.read_site_file(str(path), environ)
+    if described is None or described.group is None:
+        raise RefusedError(
+            f"{path} describes no nodes: `nvflare-torchrun site` writes it, or name them by --nodes"
+        )
+    return described.group
+
+
+def _nodes(text: str) -> object:
+    if text == "auto" or text.strip().isdecimal():
+        return text.strip()
+    return [host.strip() for host in text.split(",")]
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise RefusedError(f"--env {name}: must be NAME=VALUE")
+    return name, value
+
+
+def _ranks(text: str) -> object:
+    # Python reads numbers of some thousand digits at most.
+    words = text.split(",")
+    return (
+        text if text == "all" else [int(word) if word.isdecimal() and len(word) < 10 else word for word in words]
+    )

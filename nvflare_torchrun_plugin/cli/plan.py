@@ -1,0 +1,148 @@
+"""``nvflare-torchrun plan``: what a job, or a run, would start on each node; nothing is started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import asked
+from .output import JsonOption, RefusedError, print_json, print_table
+
+if TYPE_CHECKING:
+    from ..planning import Plan
+
+__all__ = ["EPILOG", "plan"]
+
+EPILOG = (
+    "Example: nvflare-torchrun plan --job jobs/digits --site site-1 --workspace /opt/nvflare/site-1\n\n"
+    "Example: nvflare-torchrun plan --nodes gpu-0,gpu-1 --nproc-per-node 8 train.py --lr 0.1\n\n"
+    "Exit codes: 0 it can be planned; 2 it makes no sense, or the site would refuse it."
+)
+_NO_KIT = Path("/nonexistent")
+_SITE = "site-1"
+
+
+def plan(
+    words: asked.WordsArgument = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            "--job", metavar="FOLDER", help="A job: from a template, exported by the Job API, or written."
+        ),
+    ] = None,
+    site: Annotated[
+        str, typer.Option("--site", metavar="NAME", help="The site whose part of the job is planned.")
+    ] = _SITE,
+    nodes: asked.NodesOption = None,
+    workspace: asked.WorkspaceOption = None,
+    nnodes: asked.NnodesOption = None,
+    nproc_per_node: asked.NprocOption = None,
+    transport: asked.TransportOption = None,
+    python: asked.PythonOption = None,
+    master_addr: asked.MasterAddrOption = None,
+    env: asked.EnvOption = None,
+    forward_env: asked.ForwardOption = None,
+    copy: asked.CopyOption = False,
+    join_timeout: asked.JoinTimeoutOption = None,
+    node_timeout: asked.NodeTimeoutOption = asked.NODE_TIMEOUT,
+    hang_timeout: asked.HangTimeoutOption = None,
+    stop_grace_period: asked.GraceOption = asked.GRACE,
+    log_ranks: asked.LogRanksOption = "all",
+    run_dir: asked.RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what would be started on each node, from a job's folder or from the options of `run`; start nothing.
+
+    A job is planned as this host's client would: with --workspace as the site, without it as a site that does not
+    describe its nodes. Ports and run ids are new for each attempt, those shown are examples; torchrun gets what is
+    left of join_timeout by then.
+    """
+    if job is not None:
+        if words or nodes or nnodes or nproc_per_node or transport or python or master_addr or env or forward_env:
+            raise RefusedError("--job says what to run, and how: give besides it --site and --workspace alone")
+        planned = _of_job(job, site, workspace)
+    else:
+        group = asked.GroupAsked(
+            nodes, workspace, nnodes, nproc_per_node, transport, python, master_addr, forward_env or ()
+        ).group(os.environ)
+        program = asked.ProgramAsked(
+            words or (), env or (), copy, join_timeout, node_timeout, hang_timeout, stop_grace_period, log_ranks
+        )
+        planned = program.plan(group, Path.cwd(), Path.cwd() / (run_dir or asked.new_run_dir()))
+    explained = _explained(planned)
+    if as_json:
+        print_json(explained)
+    else:
+        _print(explained)
+
+
+def _of_job(job: Path, site: str, workspace: Path | None) -> Plan:
+    from ..group_values import NodeGroupError
+    from ..program import ProgramError
+    from .job_folder import read
+
+    app = read(job, site)
+    try:
+        return app.executor.plan(
+            os.environ,
+            site=site,
+            meta=app.meta,
+            app_dir=app.app_dir,
+            custom_dir=app.app_dir / "custom",
+            site_config_dir=(workspace or _NO_KIT) / "local",
+            described=app.described,
+            log_dir=Path("torchrun"),
+        )
+    except (NodeGroupError, ProgramError) as error:
+        raise RefusedError(str(error)) from None
+
+
+def _explained(planned: Plan) -> dict[str, Any]:
+    from ..planning import PlanError
+    from ..program import ProgramError
+    from .explained import explain
+
+    try:
+        return explain(planned, os.environ)
+    except (PlanError, ProgramError) as error:
+        raise RefusedError(str(error)) from None
+
+
+def _print(explained: Mapping[str, Any]) -> None:
+    group, ports = explained["node_group"], explained["master_port_range"]
+    least = f", at least {group['least']}" if group["least"] < group["nodes"] else ""
+    rows = [
+        ("node group", f"{group['nodes']} nodes{least}, from {group['source']}"),
+        ("transport", _words(group["transport"])),
+        ("master address", explained["master_address"] or "none: one node needs no rendezvous"),
+        ("master port", f"a free one of {ports[0]} to {ports[1]}" if ports else "its launcher's, or none"),
+        ("runs", f"{explained['target']} in {explained['directory']}"),
+    ]
+    print_table(("what", "value"), rows)
+    for node in explained["nodes"]:
+        environment = node["environment"]
+        rows = [
+            ("reached by", _words(node["transport"])),
+            ("contract", " ".join(f"{name}={value}" for name, value in node["contract"].items())),
+            ("translator", _words(node["translator"])),
+            ("torchrun", _words(node["torchrun"])),
+            ("copy of code", node["staging"]),
+            ("variables set", " ".join(f"{name}={value}" for name, value in environment["set"].items())),
+            ("set by the node", " ".join(environment["set_by_node"])),
+            ("kept", _names(environment["kept"])),
+            ("hidden", _names(environment["hidden"])),
+        ]
+        print_table(("what", "value"), rows, title=f"node {node['node_rank']} ({node['host']})")
+
+
+def _words(words: str | list[str]) -> str:
+    return words if isinstance(words, str) else shlex.join(words)
+
+
+def _names(names: list[str] | None) -> str:
+    return "the node's own" if names is None else " ".join(names)

@@ -1,0 +1,39 @@
+"""What tests share: a supervisor that must leave nothing, and how generated inputs are drawn (see Makefile)."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from stage import Stage
+from standins import BOUND, children, until
+
+# The same ones in every run of a change, new ones in `make fuzz`.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("new", deadline=None, max_examples=2000)
+settings.load_profile("same")
+
+# A shell starts what runs in its background deaf to it, and the processes of the tests would be so, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before, threads = children(), threading.active_count()
+    stage = Stage(tmp_path)
+    assert stat.S_IMODE(Path(stage.supervisor.directory).stat().st_mode) == 0o700
+    yield stage
+    stage.supervisor.close("the test is over", BOUND)
+    assert list(temporary.iterdir()) == []
+    assert threading.active_count() == threads
+    until(lambda: children() <= before, "processes are left")

@@ -1,0 +1,28 @@
+"""What every verb of the console command tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from nvflare_torchrun_plugin.cli.app import app
+
+
+def verbs(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    below = getattr(command, "commands", {})
+    if not below:
+        yield words
+    for name, verb in below.items():
+        yield from verbs(verb, (*words, name))
+
+
+@pytest.mark.parametrize("words", list(verbs(typer.main.get_command(app))), ids=" ".join)
+def test_help_has_an_example_and_the_exit_codes(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert done.exit_code == 0
+    assert "Example: nvflare" in done.output
+    assert "Exit codes: 0" in done.output

@@ -1,0 +1,555 @@
+"""Groups that are started ahead of their tasks: who gets one, who does not and why, and that nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import RELAY, WORKS, Stage
+from standins import BOUND, HELLO, READY, children, end, launch, until
+
+from nvflare_torchrun_plugin import bootstrap, planning, ports, relay, script_imports, warm_groups, wire
+from nvflare_torchrun_plugin.attempt import Attempt
+from nvflare_torchrun_plugin.group_ahead import Ahead
+from nvflare_torchrun_plugin.job_run import JobRun
+from nvflare_torchrun_plugin.launch import Launch
+from nvflare_torchrun_plugin.node_group import Node, NodeGroup
+from nvflare_torchrun_plugin.node_locks import NodeLocks
+from nvflare_torchrun_plugin.planning import Options, Plan
+from nvflare_torchrun_plugin.program import Program
+from nvflare_torchrun_plugin.warm_start import WarmStart
+
+
+def lines(*frames: wire.Frame | str) -> str:
+    """Return shell code that prints the frames."""
+    texts = [frame if isinstance(frame, str) else wire.encode(frame).decode().strip() for frame in frames]
+    return "printf '%s\\n' " + " ".join(f"'{text}'" for text in texts)
+
+
+def holds(rank: int, *, after_go: str = "") -> str:
+    """A stand-in agent with one rank that waits; it keeps its orders, and ends well whatever the next
+    one is; after "go" once the result has been accepted.
+
+    Files in its folder change it: ``missing``, ``silent`` or ``killed`` (its rank), with the rank's number.
+    """
+    killed = lines(wire.RankEnd(rank, -9, 1e9, False, 0), end(1))
+    ended = (
+        f"while ! [ -e $1/accepted ]; do sleep 0.05; done; {lines(wire.RankEnd(rank, 0, 1e9, False, 0), end(0))}"
+    )
+    keep = """printf '%s\\n' "$order" > $1/"""
+    return f"""
+        beat() {{
+            if [ -e $1/killed{rank} ]; then {killed}; exit; fi
+            [ -e $1/silent{rank} ] || {lines(wire.Beat())}
+        }}
+        get() {{
+            while read -r order; do case "$order" in
+                *'"ping"'*) beat $1 ;;
+                *'"sweep"'*) {lines(end(0))}; exit ;;
+                *) return ;;
+            esac; done
+        }}
+        [ -e $1/missing{rank} ] && exit 3
+        get $1; {lines(HELLO, READY)}
+        get $1; {keep}start{rank}
+        {lines(wire.RankUp(rank, 0, 1), wire.Warm(rank, 1, ()))}
+        get $1; {keep}next{rank}
+        case "$order" in *'"go"'*) {after_go or ended};; *) {lines(end(0, stopped=True))};; esac
+    """
+
+
+def warm(folder: Path, *agents: str, name: str = "ahead", **how: Any) -> Launch:
+    return dataclasses.replace(launch(folder, *agents, **how), preload=("json",), name=name)
+
+
+def order(folder: Path, name: str) -> wire.Order:
+    path = folder / name
+    until(lambda: path.exists() and path.read_bytes().endswith(b"\n"), f"{name} never came")
+    return wire.decode_order(path.read_bytes())
+
+
+def environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != relay.DIR_VARIABLE}
+
+
+def comes(stage: Stage, **more: str) -> subprocess.Popen[bytes]:
+    """A task's relay."""
+    return subprocess.Popen(RELAY, env={**stage.environ(), **more})
+
+
+def accept(stage: Stage, attempt: Attempt) -> None:
+    attempt.accept()
+    (stage.folder / "accepted").touch()
+
+
+def no_cold() -> Launch:
+    raise AssertionError("it was to start warm")
+
+
+def wait_until_it_waits(stage: Stage, ahead: Ahead) -> None:
+    until(lambda: any(f"{ahead.launch.name}: waiting" in line for line in stage.lines), "it does not wait")
+
+
+def test_a_group_that_waits_takes_up_its_task(stage: Stage) -> None:
+    file = stage.folder / "bootstrap"
+    file.write_text('{"launch_token": "s3cr3t", "cj_pid": 1, "site": "x"}')
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0), holds(1)), environ())
+    wait_until_it_waits(stage, ahead)
+    start = order(stage.folder, "start1")
+    assert isinstance(start, wire.Start)
+    assert (start.holds, start.preload, start.bootstrap) == (True, ("json",), None)
+    attempt = stage.supervisor.arm_ahead(ahead, no_cold)
+    assert not (stage.folder / "next0").exists()
+    process = comes(stage, **{bootstrap.FILE_VARIABLE: str(file)})
+    until(lambda: (stage.folder / "next1").exists(), "go never came")
+    accept(stage, attempt)
+    assert process.wait(BOUND) == 0
+    assert order(stage.folder, "next0") == wire.Go({bootstrap.FILE_VARIABLE: str(file)}, None)
+    go = order(stage.folder, "next1")
+    assert go == wire.Go({}, bootstrap.without_secret(file.read_text()))
+    verdict = attempt.wait(BOUND)
+    assert verdict is not None
+    assert (verdict.outcome, ahead.ended.result(BOUND)) == ("ok", verdict)
+    (told,) = (line for line in stage.lines if ": warm, " in line)
+    assert told.startswith("task group ahead: warm, all ranks were waiting, started ")
+    assert attempt.trains.done()
+
+
+def test_a_failure_after_go_is_the_task_s_and_told_in_its_seconds(stage: Stage) -> None:
+    fails = lines(wire.RankEnd(0, 7, 1e9, False, 0), end(1))
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0, after_go=fails)), environ())
+    wait_until_it_waits(stage, ahead)
+    ahead._loop.call_soon_threadsafe(lambda: setattr(ahead._group._roster, "_began", -1e6))
+    attempt = stage.supervisor.arm_ahead(ahead, no_cold)
+    assert comes(stage).wait(BOUND) == 1
+    verdict = attempt.wait(BOUND)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.failure.rank, verdict.failure.what) == (0, "exit code 7")
+    assert verdict.failure.seconds < BOUND
+    assert not any("a group started ahead has failed" in line for line in stage.lines)
+
+
+def test_a_group_waits_once_all_ranks_of_each_node_do(stage: Stage) -> None:
+    second = f"while ! [ -e $1/second ]; do sleep 0.05; done; {lines(wire.RankUp(1, 1, 2), wire.Warm(1, 2, ()))}"
+    agent = (
+        holds(0)
+        .replace('"of": 1', '"of": 2')
+        .replace(
+            "get $1; printf '%s\\n' \"$order\" > $1/next", f"{second}; get $1; printf '%s\\n' \"$order\" > $1/next"
+        )
+    )
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, agent), environ())
+    until(lambda: 0 in ahead._group._progress._warm, "the first rank never came")
+    assert not ahead._group.waits
+    (stage.folder / "second").touch()
+    wait_until_it_waits(stage, ahead)
+    assert ahead._group.waits
+    ahead.stop("that is all")
+    ahead.ended.result(BOUND)
+
+
+def test_a_task_may_come_before_its_group_waits(stage: Stage) -> None:
+    late = holds(0).replace("> $1/start0", "> $1/start0; while ! [ -e $1/import ]; do sleep 0.05; done")
+    ahead = stage.supervisor.start_ahead(
+        warm(stage.folder, f"while ! [ -e $1/come ]; do sleep 0.05; done; {late}"), environ()
+    )
+    attempt = stage.supervisor.arm_ahead(ahead, no_cold)
+    process = comes(stage)
+    until(lambda: any("not all ranks were waiting yet" in line for line in stage.lines), "it was not taken")
+    (stage.folder / "come").touch()
+    (stage.folder / "import").touch()
+    assert order(stage.folder, "next0") == wire.Go({}, None)
+    accept(stage, attempt)
+    assert process.wait(BOUND) == 0
+    assert attempt.wait(BOUND) is not None
+
+
+def test_another_environment_makes_the_task_start_cold(stage: Stage) -> None:
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0)), {**environ(), "B": "1"})
+    wait_until_it_waits(stage, ahead)
+    cold = launch(stage.folder, WORKS)
+
+    attempt = stage.supervisor.arm_ahead(ahead, lambda: cold)
+    assert comes(stage, A="2").wait(BOUND) == 0
+    assert attempt.launch is cold
+    verdict = attempt.wait(BOUND)
+    assert verdict is not None
+    assert verdict.outcome == "ok"
+    assert isinstance(order(stage.folder, "next0"), wire.Stop)
+    reason = "the task's environment differs from that of the group started ahead: A, B"
+    assert f"the task starts cold: {reason}" in stage.lines
+
+
+def test_a_group_that_dies_as_it_waits_fails_no_task(stage: Stage) -> None:
+    dies = holds(0).replace(
+        "get $1; printf '%s\\n' \"$order\" > $1/next0",
+        f"{lines(wire.RankEnd(0, -9, 1e9, False, 0), end(1))}; exit;",
+    )
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, dies), environ())
+    attempt = stage.supervisor.arm_ahead(ahead, lambda: launch(stage.folder, WORKS))
+    ahead.ended.result(BOUND)
+    assert comes(stage).wait(BOUND) == 0
+    verdict = attempt.wait(BOUND)
+    assert verdict is not None
+    assert verdict.outcome == "ok"
+    assert [line for line in stage.lines if "a group started ahead has failed, no task does: " in line]
+    assert [
+        line for line in stage.lines if line.startswith("the task starts cold: the group started ahead has ended")
+    ]
+
+
+def test_a_task_that_cannot_be_planned_cold_either_has_no_group(stage: Stage) -> None:
+    def plan() -> Launch:
+        raise planning.PlanError("no port is free")
+
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0)), {"OTHER": "1"})
+    attempt = stage.supervisor.arm_ahead(ahead, plan)
+    assert comes(stage).wait(BOUND) == 1
+    assert attempt.wait(BOUND) is None
+    assert "the group ahead cannot be run: no port is free" in stage.lines
+
+
+def test_an_attempt_that_is_withdrawn_takes_its_group_along(stage: Stage) -> None:
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0)), environ())
+    wait_until_it_waits(stage, ahead)
+    attempt = stage.supervisor.arm_ahead(ahead, no_cold)
+    attempt.stop("the task ended")
+    assert attempt.wait(BOUND) is None
+    verdict = ahead.ended.result(BOUND)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.reason) == ("stopped", "the task ended")
+
+
+def test_the_end_of_the_run_ends_a_group_that_waits(stage: Stage) -> None:
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, holds(0), holds(1)), environ())
+    wait_until_it_waits(stage, ahead)
+    stage.supervisor.close("the run ended", BOUND)
+    verdict = ahead.ended.result(0)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.reason) == ("stopped", "the run ended")
+    stage.supervisor = type(stage.supervisor)(stage.logger)  # for the fixture to close
+
+
+# ------------------------------------------------------------------------------------------------------- a run
+
+
+class Run:
+    """A job's run whose groups are stand-ins."""
+
+    def __init__(self, stage: Stage, settings: WarmStart, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stage = stage
+        self.folder = stage.folder
+        self.told: list[str] = []
+        self.ports = (28980, 28989)
+        self.planned: list[tuple[Launch, list[Node]]] = []
+        self.reservations: list[ports.Reservation] = []
+        (stage.folder / "custom").mkdir()
+        (stage.folder / "custom" / "script.py").write_text("import json")
+        nodes = (Node("host-0"), Node("host-1"))
+        group = NodeGroup(nodes, least=1, transport="local", master_port_range=(28980, 28989))
+        options = Options((), 10, 30.0, None, 1.0, None)
+        target = str(stage.folder / "custom" / "script.py")
+        plan = Plan(group, Program("script.py", None, (), {}), target, str(stage.folder), "", options)
+        monkeypatch.setattr(planning, "launch", self._launch)
+        locks = NodeLocks(str(stage.folder / "locks"), "job", print)
+        self.run = JobRun.begin(plan, stage.supervisor, False, locks, self.told.append, settings, self.told.append)
+
+    def _launch(
+        self, _plan: Plan, number: int, without: list[Node], *, serves_job: bool = False, preload: Any = None
+    ) -> tuple[Launch, ports.Reservation]:
+        assert not serves_job
+        agents = [holds(rank) if preload is not None else WORKS for rank in range(2 - len(without))]
+        planned = dataclasses.replace(
+            launch(self.folder, *agents, least=1), preload=preload, name=f"group-{number}"
+        )
+        self.planned.append((planned, without))
+        try:
+            self.reservations.append(ports.reserve(self.ports))
+        except OSError as e:
+            raise planning.PlanError(str(e)) from None
+        return planned, self.reservations[-1]
+
+    def waits(self, number: int) -> None:
+        until(lambda: any(f"group-{number}: waiting" in line for line in self.stage.lines), "no group waits")
+
+    def task(self, meanwhile: Callable[[], object] = lambda: None) -> str:
+        """Have one task done; return the name of its group."""
+        attempt = self.run.attempt_for_task(lambda: False)
+        meanwhile()
+        relay_environ = warm_groups.relay_environ(str(self.folder / "custom"))
+        with subprocess.Popen(
+            RELAY, env={**relay_environ, **{relay.DIR_VARIABLE: self.stage.supervisor.directory}}
+        ):
+            until(lambda: attempt._group is not None, "the group never began")
+            accept(self.stage, attempt)
+            attempt.wait(BOUND)
+        (self.folder / "accepted").unlink()
+        return attempt.launch.name
+
+
+@pytest.fixture
+def begin(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[WarmStart], Run]]:
+    made: list[Run] = []
+
+    def begin(settings: WarmStart) -> Run:
+        made.append(Run(stage, settings, monkeypatch))
+        return made[-1]
+
+    yield begin
+    for run in made:
+        run.run.end()
+        # Every port is given back.
+        assert [claim._claim.fileno() for claim in run.reservations] == [-1] * len(run.reservations)
+    stage.supervisor = type(stage.supervisor)(stage.logger)
+
+
+def test_each_task_has_the_group_that_was_started_during_the_one_before(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    run = begin(WarmStart())
+    assert os.environ[relay.DIR_VARIABLE] == run.stage.supervisor.directory
+    for number in (1, 2, 3):
+        run.waits(number)
+        assert run.task() == f"group-{number}", (run.told, run.stage.lines)
+    run.waits(4)
+    assert run.told == []
+    assert [planned.preload for planned, _ in run.planned] == [("json", "torch")] * 4
+
+
+def held(run: Run) -> tuple[int, int, int, int]:
+    """Descriptors, threads and children of this process, and files of ours."""
+    files = sum(path.name.startswith("nvfl") for path in (run.folder / "tmp").iterdir())
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(children()), files
+
+
+def resident() -> int:
+    """KiB of memory of this process."""
+    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+@pytest.mark.slow
+def test_what_a_run_holds_does_not_grow_with_its_tasks(begin: Callable[[WarmStart], Run]) -> None:
+    run = begin(WarmStart())
+    found: list[tuple[int, int, int, int]] = []
+    memory: list[int] = []
+    for number in range(1, 51):
+        run.waits(number)
+        # What ended with the task before may take a moment to be gone.
+        if found:
+            until(
+                lambda: all(now <= first for now, first in zip(held(run), found[0], strict=True)),
+                "more is held than in the first task",
+            )
+        found.append(held(run))
+        memory.append(resident())
+        run.task()
+    assert max(memory[40:]) - max(memory[:10]) < 4096
+    assert run.told == []
+
+
+def test_a_task_does_without_the_node_that_fell_silent_as_its_group_waited(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    (run.folder / "silent1").touch()
+    assert run.task() == "group-2"
+    assert [node.host for node in run.planned[1][1]] == ["host-1"]
+    reason = "nodes of the group started ahead are silent: host-1: no answer from its agent within 2 s"
+    assert f"the task starts cold: {reason}" in run.stage.lines
+    (told,) = run.told
+    assert re.fullmatch(
+        "node host-1 sits out for (59|60) s more, for it has failed: no answer .* within 2 s", told
+    )
+
+
+def test_a_node_of_which_a_rank_was_killed_as_it_waited_takes_part_in_the_cold_start(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    (run.folder / "killed1").touch()
+    learnt = threading.Event()
+    assert run.run._warm is not None
+    assert run.run._warm._ahead is not None
+    # Called after those that were added before.
+    run.run._warm._ahead.ended.add_done_callback(lambda _: learnt.set())
+    assert run.task() == "group-2"
+    assert run.planned[1][1] == []
+    assert learnt.wait(BOUND)
+    assert run.run._health._times == {}
+    assert run.told == []
+    assert "the task starts cold: the group started ahead has failed, and ends" in run.stage.lines
+
+
+def test_a_group_that_was_started_without_a_node_is_to_be_had_and_the_node_sits_out(
+    begin: Callable[[WarmStart], Run], tmp_path: Path
+) -> None:
+    (tmp_path / "missing1").touch()
+    run = begin(WarmStart())
+    run.waits(1)
+    assert run.task() == "group-1"
+    assert [node.host for node in run.run._sitting_out()] == ["host-1"]
+    assert run.run._health._times == {"host-1": 1}
+
+
+def test_neither_a_task_nor_the_end_of_the_run_waits_for_a_plan_that_takes_long(
+    begin: Callable[[WarmStart], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_groups, "_BOUND", 0.1)
+    planning_goes_on = threading.Event()
+
+    def takes_long(*_: object, **__: object) -> tuple[str, ...]:
+        assert planning_goes_on.wait(BOUND)
+        return ("json",)
+
+    monkeypatch.setattr(script_imports, "ahead_of", takes_long)
+    run = begin(WarmStart())
+    assert run.task() == "group-1" or run.planned[0][0].preload is None
+    assert run.told == ["the task starts cold: its group is still being planned"]
+    assert run.run._warm is not None
+    run.run._warm.close()
+    planner = run.run._warm._thread
+    assert planner is not None
+    assert planner.is_alive()
+    planning_goes_on.set()
+    planner.join(BOUND)
+    # Planned it was, but nothing is started any more.
+    assert [planned.preload for planned, _ in run.planned] == [None, ("json",)]
+    assert run.run._warm._ahead is None
+
+
+def changes_the_script(run: Run) -> None:
+    (run.folder / "custom" / "script.py").write_text("import os, json")
+
+
+def adds_a_file(run: Run) -> None:
+    (run.folder / "custom" / "package").mkdir()
+    (run.folder / "custom" / "package" / "new.py").touch()
+
+
+def loses_a_node(run: Run) -> None:
+    run.run._health.failed("host-1", "lost")
+
+
+def ends_the_group(run: Run) -> None:
+    assert run.run._warm is not None
+    assert run.run._warm._ahead is not None
+    run.run._warm._ahead.stop("somebody wants it so")
+    run.run._warm._ahead.ended.result(BOUND)
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (changes_the_script, "the job's files have changed since the group was started ahead"),
+        (adds_a_file, "the job's files have changed since the group was started ahead"),
+        (loses_a_node, "other nodes can take part now than when the group was started ahead"),
+        (ends_the_group, "the group started ahead has ended: "),
+    ],
+)
+def test_a_stale_group_is_replaced(
+    begin: Callable[[WarmStart], Run], happens: Callable[[Run], None], reason: str
+) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    happens(run)
+    assert run.task() == "group-2"
+    assert run.told[0].startswith(f"the task starts cold: {reason}")
+    assert run.planned[1][0].preload is None
+    assert len(run.planned[1][1]) == (1 if happens is loses_a_node else 0)
+    if happens is not ends_the_group:
+        assert isinstance(order(run.folder, "next0"), wire.Stop)
+
+
+def test_a_task_waits_for_the_only_port_of_the_group_that_it_cannot_have(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    run.ports = (run.reservations[0].port,) * 2
+    changes_the_script(run)
+    # The first plan found no port.
+    assert run.task() == "group-3"
+
+
+def test_what_a_cold_start_takes_after_its_task_has_gone_is_given_back(
+    begin: Callable[[WarmStart], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    plan = planning.launch
+
+    def withdrawn(*how: Any, **more: Any) -> tuple[Launch, ports.Reservation | None]:
+        attempt.stop("the task was aborted")
+        assert attempt.wait(BOUND) is None
+        return plan(*how, **more)
+
+    attempt = run.run.attempt_for_task(lambda: False)
+    monkeypatch.setattr(planning, "launch", withdrawn)
+    with comes(run.stage, OTHER="1") as process:
+        assert process.wait(BOUND) == 1
+    assert [planned.preload is None for planned, _ in run.planned] == [False, True]
+    assert run.reservations[1]._claim.fileno() == -1
+
+
+def test_files_that_change_while_a_task_runs_have_no_group_started_on_them(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    """A node with a copy of the files would be given another, under the feet of the ranks at work."""
+    run = begin(WarmStart())
+    run.waits(1)
+    assert run.task(lambda: adds_a_file(run)) == "group-1"
+    assert run.task() == "group-2"
+    assert run.told == ["the task starts cold: the job's files have changed while the last task was running"]
+    assert [planned.preload is None for planned, _ in run.planned[:2]] == [False, True]
+
+
+def test_what_python_writes_as_it_imports_changes_nothing(begin: Callable[[WarmStart], Run]) -> None:
+    run = begin(WarmStart())
+    run.waits(1)
+    (run.folder / "custom" / "__pycache__").mkdir()
+    (run.folder / "custom" / "__pycache__" / "script.pyc").touch()
+    assert run.task() == "group-1"
+
+
+def test_a_group_that_is_too_old_is_replaced(begin: Callable[[WarmStart], Run]) -> None:
+    run = begin(WarmStart(max_age=1e-9))
+    run.waits(1)
+    assert run.task() == "group-2"
+    (told,) = run.told
+    assert re.fullmatch(r"the task starts cold: the group started ahead is \d+ s old \(max_age is 1e-09\)", told)
+
+
+def test_a_group_that_cannot_be_planned_ahead_fails_no_task(
+    begin: Callable[[WarmStart], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise planning.PlanError("no port is free")
+
+    monkeypatch.setattr(script_imports, "ahead_of", refuse)
+    run = begin(WarmStart())
+    assert run.task() == "group-1" or run.planned[0][0].preload is None
+    assert run.told == ["the task starts cold: no group could be started ahead: no port is free"]
+
+
+def test_the_job_s_own_list_counts(begin: Callable[[WarmStart], Run]) -> None:
+    run = begin(WarmStart(preload=("csv",)))
+    run.waits(1)
+    assert [planned.preload for planned, _ in run.planned] == [("csv",)]
+
+
+def test_the_environment_of_a_relay_is_what_nvflare_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(relay.DIR_VARIABLE, "/somewhere")
+    monkeypatch.setenv("CLIENT_API_TYPE", "x")
+    found = warm_groups.relay_environ("/the/custom")
+    assert {"CLIENT_API_TYPE", relay.DIR_VARIABLE} & set(found) == set()
+    assert found["PYTHONPATH"].endswith(f"{os.pathsep}/the/custom")
