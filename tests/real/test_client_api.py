@@ -17,7 +17,7 @@ from simulation import SITES, Simulator, leaving_nothing
 
 from nvflare_torchrun_plugin import timeline
 
-pytestmark = [pytest.mark.real, pytest.mark.alone]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(autouse=True)

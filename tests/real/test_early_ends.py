@@ -7,7 +7,7 @@ import re
 import pytest
 from simulation import Simulator
 
-pytestmark = [pytest.mark.real, pytest.mark.alone]
+pytestmark = pytest.mark.real
 
 # Only rank 0 ends; rank 1, on the other node, would stay for ten minutes.
 SCRIPT = """
