@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from rank_runs import cold_and_warm
 from stage import Stage
 from standins import BOUND, children, until
+
+__all__ = ["cold_and_warm"]
 
 # The same ones in every run of a change, new ones in `make fuzz`.
 settings.register_profile("same", derandomize=True, deadline=None)
