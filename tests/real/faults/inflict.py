@@ -50,7 +50,7 @@ class Row:
         when: the moment at which it does.
         how: what happens to it.
         blame: how the verdict begins, after ``ok:`` for a fault that costs the task nothing; nothing after it
-            where it depends on the moment.
+            where it depends on the moment. Where two notice at the same time, what each says: ``one or other``.
         bound: seconds from the fault until the verdict, when nothing of the group is left.
     """
 
@@ -65,6 +65,10 @@ class Row:
     def spares(self) -> bool:
         """Whether the task has a result all the same."""
         return self.blame.startswith("ok")
+
+    def agrees(self, said: str) -> bool:
+        """Whether a verdict may begin so."""
+        return said.startswith(tuple(map(str.strip, self.blame.removeprefix("ok:").split(" or "))))
 
 
 def write(rows: list[Row], folder: Path) -> dict[str, str]:

@@ -66,6 +66,7 @@ transport | 1    | in training | SIGSTOP                    | 8  | node 1: no si
 transport | 1    | in training | closed channel             | 3  | node 1: its agent (or python, which connects it) ended with exit code 1
 """  # noqa: E501 - one line for each fault
 
+# A rank 0 without connections fails in its own send() after the seconds after which NVFlare gives up on it.
 NVFLARE = """
 what     | node | when             | how            | s  | blame
 relay    | 0    | before join      | SIGKILL        | 3  | its relay is gone
@@ -82,7 +83,7 @@ rank     | 0    | in training      | exception      | 3  | node 0 rank 0: exit c
 rank     | 0    | in training      | SIGKILL        | 3  | node 0 rank 0: SIGKILL
 rank     | 0    | in training      | SIGSTOP        | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after
 rank     | 0    | in training      | os._exit(0)    | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
-rank     | 0    | in training      | closed channel | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after
+rank     | 0    | in training      | closed channel | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after or node 0 rank 0: exit code 1
 torchrun | 1    | in training      | SIGSTOP        | 12 | ok: NVFlare has ended its relay
 relay    | 0    | in training      | SIGKILL        | 3  | its relay is gone
 relay    | 0    | in training      | SIGSTOP        | 12 | ok:
