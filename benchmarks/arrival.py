@@ -88,13 +88,13 @@ class Task(NamedTuple):
         waited: seconds from its arrival until its script had the model.
         returning: seconds from the call of ``flare.send()`` until the executor had returned.
         leaving: seconds from there until its processes were gone; None if they stay.
-        held: KiB of memory, descriptors and threads of the client job when the executor had returned.
+        held: what the client job held when the executor had returned, by what it is; memory in KiB.
     """
 
     waited: float
     returning: float
     leaving: float | None
-    held: list[int]
+    held: dict[str, int]
 
 
 def run_job(name: str, executor: Executor, rounds: int) -> list[Task]:

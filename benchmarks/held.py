@@ -1,4 +1,4 @@
-"""What a client job holds after each of many tiny tasks: its memory, descriptors and threads, beside other ways.
+"""What a client job holds after each of many tiny tasks, beside other ways: memory, descriptors, processes...
 
 NVFlare's own share is in each of them: that with its executor, and a plain interpreter for each task, is the
 reference.
@@ -12,8 +12,12 @@ from statistics import median
 
 from benchmarks import arrival
 
-WARM_UP = 5
-"""Tasks at the beginning that are left out, and as many as are taken together at both ends of the rest."""
+WARM_UP = 30
+"""Tasks at the beginning that are left out. NVFlare keeps each message that has arrived for a minute
+(``streaming_retry_timeout``), a thread each: so long there are more with every task, and then no more."""
+TOGETHER = 5
+"""Tasks that are taken together at both ends of the others."""
+WHAT = ("memory", "descriptors", "sockets", "threads", "processes", "files")
 
 
 def _ours(tasks: int, **options: object) -> arrival.Executor:
@@ -48,21 +52,17 @@ def executors(tasks: int) -> dict[str, arrival.Executor]:
     }
 
 
-def growth(held: list[list[int]]) -> list[float]:
-    """How much each number grows per task: from the median of a few tasks to that of the last ones."""
-    early, late = held[WARM_UP : 2 * WARM_UP], held[-WARM_UP:]
-    between = len(held) - 2 * WARM_UP
-    return [
-        (median(after) - median(before)) / between
-        for before, after in zip(zip(*early, strict=True), zip(*late, strict=True), strict=True)
-    ]
+def ends(held: list[dict[str, int]]) -> dict[str, tuple[float, float]]:
+    """Of each thing, the median of the first tasks after the warm-up and that of the last ones."""
+    first, last = held[WARM_UP : WARM_UP + TOGETHER], held[-TOGETHER:]
+    return {what: (median(each[what] for each in first), median(each[what] for each in last)) for what in WHAT}
 
 
-def measure(tasks: int) -> dict[str, list[list[int]]]:
-    """KiB of memory, descriptors and threads after each of so many tasks, in each way."""
+def measure(tasks: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """What is held at both ends of so many tasks, in each way; memory in KiB."""
     found = {}
-    for name, executor in executors(tasks).items():
-        found[name] = [task.held for task in arrival.run_job(name, executor, tasks)]
-        grown = ", ".join(f"{each:.2f}" for each in growth(found[name]))
-        print(f"{name}: {found[name]}; per task {grown}", flush=True)
+    for name, executor in executors(WARM_UP + tasks).items():
+        held = [task.held for task in arrival.run_job(name, executor, WARM_UP + tasks)]
+        found[name] = ends(held)
+        print(f"{name}: {found[name]}; memory {[each['memory'] for each in held]}", flush=True)
     return found

@@ -138,16 +138,18 @@ def warm_starts() -> list[str]:
 def held_things() -> list[str]:
     found = held.measure(TASKS)
     lines = [
-        f"What the client job holds after each of {TASKS} tiny tasks, one process each: how much more each time, "
-        f"from the median of tasks {held.WARM_UP + 1} to {2 * held.WARM_UP} to that of the last {held.WARM_UP}. "
-        "NVFlare's executor starts a plain interpreter for each task.",
+        f"What the client job holds in a row of {TASKS} tiny tasks, one process each, after {held.WARM_UP} that "
+        f"do not count: medians of the first {held.TOGETHER} and of the last {held.TOGETHER}. Memory is what is "
+        "left after a garbage collection; processes are those below the client job, files those of this package "
+        "in the folder for temporary ones. NVFlare's executor starts a plain interpreter for each task.",
         "",
-        "| | memory | descriptors | threads |",
-        "|---|---:|---:|---:|",
+        f"| | memory, MiB | {' | '.join(held.WHAT[1:])} |",
+        f"|---|{'---:|' * len(held.WHAT)}",
     ]
-    for name, after in found.items():
-        memory, descriptors, threads = held.growth(after)
-        lines.append(f"| {name} | {memory:+.0f} KiB | {descriptors:+.2f} | {threads:+.2f} |")
+    for name, ends in found.items():
+        first, last = ends["memory"]
+        counts = " | ".join(f"{ends[what][0]:g} to {ends[what][1]:g}" for what in held.WHAT[1:])
+        lines.append(f"| {name} | {first / 1024:.1f} to {last / 1024:.1f} | {counts} |")
     return lines
 
 

@@ -1,6 +1,10 @@
 """Notes when a task reaches the site's executor and when that has returned, what it holds, and the group's end."""
 
+import ctypes
+import gc
 import json
+import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,10 +31,10 @@ class Clock(FLComponent):  # type: ignore[misc] # NVFlare has no types
             self._note("arrived", time.time())
         elif event_type == EventType.AFTER_TASK_EXECUTION:
             self._note("returned", time.time())
-            self._note("held", held())
             pids = Path(self.file).with_name("pids")
             if pids.exists():
                 threading.Thread(target=self._watch, args=(pids.rename(pids.with_name("leaving")),)).start()
+            self._note("held", held())
 
     def _watch(self, pids: Path) -> None:
         group = {pid for line in pids.read_text().splitlines() for pid in below(json.loads(line))}
@@ -50,7 +54,43 @@ def below(ancestry: list[int]) -> list[int]:
     return ancestry[: ancestry.index(int(own))] if int(own) in ancestry else ancestry
 
 
-def held() -> list[int]:
-    """Return KiB of memory, descriptors and threads of this process."""
+def held() -> dict[str, int]:
+    """Return what this process holds: KiB of memory, descriptors, sockets among them, threads, processes below it
+    and temporary files of theirs.
+
+    What only waits for Python's collector or for the C library to give it back does not count: there may be as
+    much of it after one task as after many.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     resident = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
-    return [int(resident), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()]
+    descriptors = list(map(_target, Path("/proc/self/fd").iterdir()))
+    return {
+        "memory": int(resident),
+        "descriptors": len(descriptors),
+        "sockets": sum(target.startswith("socket:") for target in descriptors),
+        "threads": threading.active_count(),
+        "processes": len(_descendants()),
+        "files": sum(path.name.startswith("nvfl") for path in Path(tempfile.gettempdir()).iterdir()),
+    }
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return str(descriptor.readlink())
+    except FileNotFoundError:  # that of the folder itself
+        return ""
+
+
+def _descendants() -> set[str]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[stat.parent.name] = stat.read_text().rpartition(")")[2].split()[1]
+        except OSError:  # it has just ended
+            continue
+    found, last = {str(os.getpid())}, 0
+    while len(found) > last:
+        last = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {str(os.getpid())}
