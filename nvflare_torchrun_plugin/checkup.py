@@ -29,8 +29,8 @@ from nvflare_torchrun_plugin import (
 )
 from nvflare_torchrun_plugin.channel import Channel
 from nvflare_torchrun_plugin.group import Group
+from nvflare_torchrun_plugin.group_description import NodeGroup
 from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.node_group import NodeGroup
 from nvflare_torchrun_plugin.verdict import Verdict, describe
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"

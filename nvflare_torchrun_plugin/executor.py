@@ -25,6 +25,8 @@ from nvflare_torchrun_plugin import (
     end_signals,
     given_up,
     group_choice,
+    group_description,
+    job_meta,
     node_group,
     node_locks,
     program,
@@ -35,6 +37,7 @@ from nvflare_torchrun_plugin import (
 from nvflare_torchrun_plugin.attempt import Attempt
 from nvflare_torchrun_plugin.contract import RUN_ID
 from nvflare_torchrun_plugin.given_up import GivenUp
+from nvflare_torchrun_plugin.group_description import NodeGroup
 from nvflare_torchrun_plugin.group_values import NodeGroupError, parse_env
 from nvflare_torchrun_plugin.job_run import JobRun
 from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
@@ -228,7 +231,7 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
             site_file.read_site_file(str(site_config_dir / site_file.NAME), environ),
             described,
             group_choice.parse_wish(self._nnodes, self._nproc_per_node, meta, site),
-            byoc=group_choice.has_byoc(meta),
+            byoc=job_meta.has_byoc(meta),
             launch_once=self._launch_once,
             script=target if self._program.module is None else None,
             module=self._program.module,
@@ -358,7 +361,7 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
         plan = self.plan(
             os.environ,
             site=site,
-            meta=group_choice.job_meta(fl_ctx),
+            meta=job_meta.of(fl_ctx),
             app_dir=Path(workspace.get_app_dir(job_id)).absolute(),
             custom_dir=Path(workspace.get_app_custom_dir(job_id)),
             site_config_dir=Path(workspace.get_site_config_dir()),
@@ -366,7 +369,7 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
             log_dir=Path(workspace.get_run_dir(job_id), "torchrun").absolute(),
         )
         chosen = plan.group
-        fl_ctx.set_prop(node_group.PROPERTY, chosen.to_property(), private=True, sticky=True)
+        fl_ctx.set_prop(group_description.PROPERTY, chosen.to_property(), private=True, sticky=True)
         try:
             supervisor = Supervisor(self.logger, self._given_up)
         except OSError as e:
@@ -393,8 +396,8 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
         return run
 
     def _receive(
-        self, supervisor: Supervisor, chosen: node_group.NodeGroup, app_dir: str
-    ) -> tuple[node_group.NodeGroup, Reception | None]:
+        self, supervisor: Supervisor, chosen: NodeGroup, app_dir: str
+    ) -> tuple[NodeGroup, Reception | None]:
         """Let nodes join that dial in; return the group with what is known of them now."""
         if chosen.join is None:
             return chosen, None

@@ -11,22 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvflare.apis.app_validation import AppValidationKey
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
-
-from nvflare_torchrun_plugin import transports
+from nvflare_torchrun_plugin import job_meta, transports
 from nvflare_torchrun_plugin.contract import NNODES, NODE_RANK, Contract, ContractError
+from nvflare_torchrun_plugin.group_description import AUTO, PROPERTY, Node, NodeGroup, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError, parse_nproc_per_node, shown
-from nvflare_torchrun_plugin.node_group import AUTO, PROPERTY, Node, NodeGroup, parse
 from nvflare_torchrun_plugin.site_file import NAME, SiteFile
 
 DEFAULT_NPROC_PER_NODE = "auto"
-
-_PROCESS_MODE = "process"
-# NVFlare's launchers take the block "default" of launcher_spec for every site; the site's own goes before it.
-_EVERY_SITE = "default"
 
 
 @dataclass(frozen=True)
@@ -38,17 +29,6 @@ class Wish:
 
     nproc_per_node: int | str | None = None
     """Processes per node, or torchrun's word for a number; None: what each node offers."""
-
-
-def job_meta(fl_ctx: FLContext) -> Mapping[str, object]:
-    """Return the job's meta, an empty mapping where NVFlare gives none."""
-    meta = fl_ctx.get_prop(FLContextKey.JOB_META)
-    return meta if isinstance(meta, dict) else {}
-
-
-def has_byoc(meta: Mapping[str, object]) -> bool:
-    """Return whether NVFlare has marked the job as one that brings its own code, and let it in as such."""
-    return meta.get(AppValidationKey.BYOC) is True
 
 
 def parse_nnodes(value: object, where: str = "nnodes") -> tuple[int, int] | None:
@@ -90,22 +70,12 @@ def parse_wish(nnodes: object, nproc_per_node: object, meta: Mapping[str, object
     Raises:
         NodeGroupError: a value is wrong; the message names the argument or the place in the meta.
     """
-    values = {"nnodes": nnodes, "nproc_per_node": nproc_per_node}
-    places = {name: f"executor argument {name}" for name in values}
-    for key in (_EVERY_SITE, site):
-        where = "job meta launcher_spec"
-        block = _mapping(meta.get(JobMetaKey.JOB_LAUNCHER_SPEC.value), where)
-        for step in (key, _PROCESS_MODE):
-            where = f"{where}[{step!r}]"
-            block = _mapping(block.get(step), where)
-        for name in values:
-            if block.get(name) is not None:
-                values[name] = block[name]
-                places[name] = f"{where}[{name!r}]"
-    return Wish(
-        nnodes=parse_nnodes(values["nnodes"], places["nnodes"]),
-        nproc_per_node=parse_nproc_per_node(values["nproc_per_node"], places["nproc_per_node"]),
-    )
+    asked = {
+        "nnodes": (nnodes, "executor argument nnodes"),
+        "nproc_per_node": (nproc_per_node, "executor argument nproc_per_node"),
+        **job_meta.launcher_values(meta, site, ("nnodes", "nproc_per_node")),
+    }
+    return Wish(parse_nnodes(*asked["nnodes"]), parse_nproc_per_node(*asked["nproc_per_node"]))
 
 
 def choose(
@@ -229,14 +199,6 @@ def check_trust(
         f"a job without the BYOC right (bring your own code) may not {refused} at this site: submit it with a"
         f" custom folder, as a user who has the right, or ask the site's admin to {way_out}"
     )
-
-
-def _mapping(value: object, where: str) -> Mapping[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise NodeGroupError(f"{where} is {shown(value)}: must be a mapping")
-    return value
 
 
 def _code_in(app_dir: str) -> str | None:

@@ -15,8 +15,8 @@ from nvflare_torchrun_plugin import group, planning, relay
 from nvflare_torchrun_plugin.attempt import Attempt
 from nvflare_torchrun_plugin.events import TASKS_FILE, EventLog
 from nvflare_torchrun_plugin.group_ahead import Ahead
+from nvflare_torchrun_plugin.group_description import Node
 from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.node_group import Node
 from nvflare_torchrun_plugin.node_locks import NodeLocks
 from nvflare_torchrun_plugin.planning import Plan, PlanError
 from nvflare_torchrun_plugin.ports import Reservation

@@ -13,9 +13,9 @@ from pathlib import Path
 from nvflare_torchrun_plugin import master, node_agent, ports, staging, torchrun_node, transports
 from nvflare_torchrun_plugin.contract import Contract, ContractError
 from nvflare_torchrun_plugin.group_choice import DEFAULT_NPROC_PER_NODE
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup, is_this_host
 from nvflare_torchrun_plugin.group_values import shown
 from nvflare_torchrun_plugin.launch import Launch, Member
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup, is_this_host
 from nvflare_torchrun_plugin.program import Program
 
 _LEAD = 60.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvflare.fuel.utils.secret_utils import resolve_secret_refs, split_command_preserving_secret_refs
+_REFERENCE = "${secret:"
+"""How a secret reference begins. What has none needs nothing of NVFlare, whose import takes a while."""
 
 
 class ProgramError(ValueError):
@@ -50,6 +52,10 @@ class Program:
         Raises:
             ProgramError: a secret is not set on this site; the message names the reference, not a value.
         """
+        if not any(_REFERENCE in text for text in (*self.args, *self.env.values())):
+            return self.args, dict(self.env)
+        from nvflare.fuel.utils.secret_utils import resolve_secret_refs
+
         try:
             return tuple(resolve_secret_refs(list(self.args))), dict(resolve_secret_refs(dict(self.env)))
         except ValueError as e:
@@ -75,7 +81,7 @@ def parse(script: object, module: object, script_args: object, env: Mapping[str,
         raise ProgramError(f"give either script or module, got script={script!r} and module={module!r}")
     if isinstance(script_args, str):
         try:
-            script_args = split_command_preserving_secret_refs(script_args, posix=True)
+            script_args = _split(script_args)
         except ValueError as e:
             raise ProgramError(f"script_args cannot be split into words ({e}); give a list instead") from None
     if not isinstance(script_args, (list, tuple)) or not all(
@@ -88,3 +94,12 @@ def parse(script: object, module: object, script_args: object, env: Mapping[str,
         tuple(script_args),
         dict(env or {}),
     )
+
+
+def _split(text: str) -> list[str]:
+    if _REFERENCE not in text:
+        return shlex.split(text)
+    from nvflare.fuel.utils.secret_utils import split_command_preserving_secret_refs
+
+    words: list[str] = split_command_preserving_secret_refs(text, posix=True)
+    return words

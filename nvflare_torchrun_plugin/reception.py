@@ -20,9 +20,9 @@ from pathlib import Path
 
 from nvflare_torchrun_plugin import bridge, greeting, ports, private_dir, procs, transports
 from nvflare_torchrun_plugin.greeting import Greeting
+from nvflare_torchrun_plugin.group_description import JoinSettings, NodeGroup
 from nvflare_torchrun_plugin.group_values import shown
 from nvflare_torchrun_plugin.join_file import CLIENT_FILE, NAME, JoinFile
-from nvflare_torchrun_plugin.node_group import JoinSettings, NodeGroup
 
 _GREETING_BOUND = 10.0
 """Seconds for somebody who connects to say who it is."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nvflare_torchrun_plugin.group_description import Node
 from nvflare_torchrun_plugin.group_values import NodeGroupError, integer_of, shown
-from nvflare_torchrun_plugin.node_group import Node
 from nvflare_torchrun_plugin.verdict import Verdict
 
 RETRY_ON = ("infrastructure", "any", "never")

@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
+from nvflare_torchrun_plugin.group_description import GROUP_HINTS, GROUP_KEYS, NodeGroup, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError, check_keys, shown, text_of
-from nvflare_torchrun_plugin.node_group import GROUP_HINTS, GROUP_KEYS, NodeGroup, parse
 
 NAME = "node_group.yaml"
 """Name of the file, beside NVFlare's own site files."""
@@ -47,7 +47,7 @@ def read_site_file(path: str, environ: Mapping[str, str] | None) -> SiteFile | N
     Args:
         path: the file.
         environ: the environment of the client job, in which ``nodes: auto`` finds its scheduler; None when this
-            is not the site's host (see :func:`node_group.parse`).
+            is not the site's host (see :func:`group_description.parse`).
 
     Raises:
         NodeGroupError: it cannot be read, is no YAML, gives a key twice, or a value is wrong. The message

@@ -14,7 +14,7 @@ from nvflare.utils.job_launcher_utils import add_custom_dir_to_path
 
 from nvflare_torchrun_plugin import planning, ports, relay, script_imports
 from nvflare_torchrun_plugin.group_ahead import Ahead
-from nvflare_torchrun_plugin.node_group import Node
+from nvflare_torchrun_plugin.group_description import Node
 from nvflare_torchrun_plugin.planning import Plan
 from nvflare_torchrun_plugin.staging import FOLDER
 from nvflare_torchrun_plugin.supervisor import Supervisor

@@ -16,7 +16,7 @@ import typer
 from .output import RefusedError
 
 if TYPE_CHECKING:
-    from ..node_group import NodeGroup
+    from ..group_description import NodeGroup
     from ..planning import Plan
 
 __all__ = [
@@ -179,7 +179,7 @@ class GroupAsked:
         return dataclasses.replace(group, nodes=(first, *others), forward_env=forward)
 
     def _offered(self, environ: Mapping[str, str]) -> NodeGroup:
-        from .. import group_choice, node_group
+        from .. import group_choice, group_description
 
         if self.workspace is not None:
             if self.nodes is not None or self.transport is not None:
@@ -190,14 +190,14 @@ class GroupAsked:
         described: dict[str, Any] = {"nodes": _nodes(self.nodes)}
         transport = self.transport
         if transport is None and isinstance(described["nodes"], list):
-            transport = "local" if all(map(node_group.is_this_host, described["nodes"])) else "ssh"
+            transport = "local" if all(map(group_description.is_this_host, described["nodes"])) else "ssh"
         if transport is not None:
             try:
                 words = shlex.split(transport)
             except ValueError as error:
                 raise RefusedError(f"--transport {transport!r}: cannot be split into words ({error})") from None
             described["transport"] = words[0] if len(words) == 1 else words
-        return node_group.parse(described, "--nodes", environ)
+        return group_description.parse(described, "--nodes", environ)
 
 
 @dataclass(frozen=True)

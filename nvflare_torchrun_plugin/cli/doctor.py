@@ -19,7 +19,7 @@ from .output import JsonOption, complain, print_json, print_table
 
 if TYPE_CHECKING:
     from ..checkup import Check
-    from ..node_group import NodeGroup
+    from ..group_description import NodeGroup
 
 __all__ = ["EPILOG", "doctor"]
 

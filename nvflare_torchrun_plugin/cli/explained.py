@@ -59,8 +59,8 @@ def explain(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _node(plan: Plan, launch: Launch, node_rank: int, environ: Mapping[str, str]) -> dict[str, Any]:
     from .. import node_facts, planning, start_order, torchrun_node
+    from ..group_description import is_this_host
     from ..node_agent import translator_words
-    from ..node_group import is_this_host
 
     member = launch.members[node_rank]
     here = node_rank == 0 or is_this_host(member.host)

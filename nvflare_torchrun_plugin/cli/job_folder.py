@@ -38,7 +38,7 @@ def read(job: Path, site: str) -> JobApp:
     Raises:
         RefusedError: it is none, has nothing for the site, or its arguments are wrong.
     """
-    from nvflare.apis.app_validation import AppValidationKey
+    from ..job_meta import BYOC
 
     try:
         meta = _load(job, "meta")
@@ -46,7 +46,7 @@ def read(job: Path, site: str) -> JobApp:
         config = _load(app_dir / "config", "config_fed_client")
         _resolve(config)
         # The server sets it when a job with code comes in from somebody who has the right.
-        meta = {**meta, AppValidationKey.BYOC: (app_dir / "custom").is_dir()}
+        meta = {**meta, BYOC: (app_dir / "custom").is_dir()}
         return JobApp(app_dir, _executor(config, app_dir), _described(config), meta)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise RefusedError(f"the job {job} has a value of another type than NVFlare asks for: {error}") from None

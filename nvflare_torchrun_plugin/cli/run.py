@@ -173,7 +173,7 @@ async def _watch(screen: Screen, groups: list[Group]) -> None:
 def _locked(workspace: Path | None, plan: Plan) -> Iterator[None]:
     """Keep the site's jobs away from its nodes, and wait for those that are there, as its node group says."""
     from .. import node_locks
-    from ..node_group import is_this_host
+    from ..group_description import is_this_host
 
     group = plan.group
     if workspace is None or group.on_busy == "share" or all(is_this_host(node.host) for node in group.nodes[1:]):

@@ -15,7 +15,7 @@ import pytest
 
 from nvflare_torchrun_plugin import checkup, node_probe
 from nvflare_torchrun_plugin.checkup import Check, Checkup
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 
 HERE = socket.gethostname()
 

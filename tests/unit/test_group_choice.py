@@ -17,8 +17,8 @@ from nvflare_torchrun_plugin.group_choice import (
     parse_nnodes,
     parse_wish,
 )
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup, parse
 from nvflare_torchrun_plugin.site_file import SiteFile
 
 HERE = socket.gethostname()

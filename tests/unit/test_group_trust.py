@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 
 from nvflare_torchrun_plugin.group_choice import (
     Wish,
     check_trust,
     choose,
-    has_byoc,
-    job_meta,
 )
+from nvflare_torchrun_plugin.group_description import parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.node_group import parse
 from nvflare_torchrun_plugin.site_file import SiteFile
 
 SITE_PATH = "/ws/local/node_group.yaml"
@@ -132,16 +128,3 @@ class TestTrust:
                 choose({}, site_file, None, wish, byoc=False, launch_once=False, **asked)
         with pytest.raises(NodeGroupError, match="may not describe a node group"):
             choose({}, site_file, {"nodes": 1}, wish, byoc=False, launch_once=False, script="/good.py")
-
-
-class TestJobMeta:
-    def test_it_comes_from_the_fl_context(self) -> None:
-        fl_ctx = FLContext()
-        assert job_meta(fl_ctx) == {}
-        fl_ctx.set_prop(FLContextKey.JOB_META, {"byoc": True}, private=True, sticky=False)
-        assert job_meta(fl_ctx) == {"byoc": True}
-
-    def test_only_nvflare_s_own_mark_is_the_right(self) -> None:
-        assert has_byoc({"byoc": True})
-        for meta in ({}, {"byoc": False}, {"byoc": None}, {"byoc": "false"}, {"byoc": 1}):
-            assert not has_byoc(meta)

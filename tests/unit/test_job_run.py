@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nvflare_torchrun_plugin import master, ports
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 from nvflare_torchrun_plugin.job_run import JobRun
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup
 from nvflare_torchrun_plugin.node_locks import NodeLocks
 from nvflare_torchrun_plugin.planning import Options, Plan
 from nvflare_torchrun_plugin.program import Program

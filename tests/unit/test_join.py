@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from standins import BOUND, logger, until
 
-from nvflare_torchrun_plugin import join_file, node_group, procs, reception, transports, wire
+from nvflare_torchrun_plugin import group_description, join_file, procs, reception, transports, wire
+from nvflare_torchrun_plugin.group_description import NodeGroup
 from nvflare_torchrun_plugin.join_file import NAME, JoinFile
-from nvflare_torchrun_plugin.node_group import NodeGroup
 from nvflare_torchrun_plugin.reception import Reception, ReceptionError
 from nvflare_torchrun_plugin.supervisor import Supervisor
 
@@ -35,7 +35,7 @@ class Client:
         self.file = folder / NAME
         self.logger, self.lines = logger("client")
         given = {"nodes": nodes, "transport": "join", "join": {"ports": [20000, 29000], **settings}}
-        described = node_group.parse(given, "test", {})
+        described = group_description.parse(given, "test", {})
         assert described.join is not None
         self.supervisor = Supervisor(self.logger)
         self.reception = Reception(described, described.join, run_id, str(folder), BOUND, self.logger)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from nvflare_torchrun_plugin import dial_in, node_agent, site_file
-from nvflare_torchrun_plugin.node_group import NodeGroup
+from nvflare_torchrun_plugin.group_description import NodeGroup
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 SCHEMAS = Path(__file__).with_name("kubernetes")

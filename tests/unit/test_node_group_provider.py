@@ -11,13 +11,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.job_config.api import FedJob
 
+from nvflare_torchrun_plugin.group_description import PROPERTY, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.node_group import (
-    PROPERTY,
-    NodeGroupProvider,
-    parse,
-    property_of,
-)
+from nvflare_torchrun_plugin.node_group import NodeGroupProvider, property_of
 
 
 def test_it_sets_the_property_before_the_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nvflare_torchrun_plugin import planning, ports, start_order, transports
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 from nvflare_torchrun_plugin.planning import Options, Plan, PlanError
 from nvflare_torchrun_plugin.program import Program
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nvflare_torchrun_plugin.group_description import Node
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.node_group import Node
 from nvflare_torchrun_plugin.retries import NodeHealth, RetryPolicy
 from nvflare_torchrun_plugin.verdict import Cause, Failure, Verdict
 

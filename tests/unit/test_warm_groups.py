@@ -18,9 +18,9 @@ from standins import BOUND, HELLO, READY, children, end, launch, until
 from nvflare_torchrun_plugin import bootstrap, planning, ports, relay, script_imports, warm_groups, wire
 from nvflare_torchrun_plugin.attempt import Attempt
 from nvflare_torchrun_plugin.group_ahead import Ahead
+from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 from nvflare_torchrun_plugin.job_run import JobRun
 from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.node_group import Node, NodeGroup
 from nvflare_torchrun_plugin.node_locks import NodeLocks
 from nvflare_torchrun_plugin.planning import Options, Plan
 from nvflare_torchrun_plugin.program import Program

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin import node_group
+from nvflare_torchrun_plugin import group_description
 from nvflare_torchrun_plugin.contract import Contract
+from nvflare_torchrun_plugin.group_description import MAX_NODES, JoinSettings, Node, NodeGroup, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError, parse_env, parse_nproc_per_node, shown
-from nvflare_torchrun_plugin.node_group import (
-    MAX_NODES,
-    JoinSettings,
-    Node,
-    NodeGroup,
-    parse,
-)
 
 HERE = socket.gethostname()
 # More digits than Python writes.
@@ -190,8 +184,8 @@ def test_this_host_has_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "box")
     monkeypatch.setattr(socket, "getfqdn", lambda: "box.example.org")
     names = ["localhost", "LOCALHOST", "127.0.0.1", "::1", "box", "Box", "box.example.org"]
-    assert all(map(node_group.is_this_host, names))
-    assert not any(map(node_group.is_this_host, ["box2", "box2.example.org", "192.0.2.250", ""]))
+    assert all(map(group_description.is_this_host, names))
+    assert not any(map(group_description.is_this_host, ["box2", "box2.example.org", "192.0.2.250", ""]))
 
 
 @pytest.mark.parametrize("name", ["NVFL_RUN_ID", "RANK", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"])
