@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from nvflare_torchrun_plugin import greeting
+from nvflare_torchrun_plugin import greeting, join_link
 from nvflare_torchrun_plugin.contract import MASTER_ADDR, NNODES, NODE_RANK, RUN_ID, parse_integer
 from nvflare_torchrun_plugin.greeting import Greeting, GreetingError
 from nvflare_torchrun_plugin.join_file import NAME, JoinFile
@@ -34,13 +34,8 @@ _GREETING_BOUND = 15.0
 """Seconds for a connection to come about."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts: twice as long each time."""
-_CHUNK = 1 << 16
 _CLOSING = 10.0
 """Seconds for the client job to close a connection whose agent has ended."""
-# Seconds of silence before probes begin and between two probes, and how many: a host may go without a word.
-_PROBES = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-# Milliseconds that what was sent may go without an answer.
-_UNANSWERED = 20_000
 # A name, and beside it the variable that must be set for the name to have its meaning.
 _RANKS = ((NODE_RANK, NNODES), ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"), ("JOB_COMPLETION_INDEX", "MASTER_ADDR"))
 _ADDRESSES = (
@@ -90,10 +85,6 @@ class Connection:
             raise NotYetError(f"it turns this node away: {text}")
         return kind, text
 
-    def close(self) -> None:
-        """Close it, once all has been sent."""
-        self.writer.close()
-
 
 class Dialler:
     """One node's process.
@@ -131,7 +122,7 @@ class Dialler:
         self._over = asyncio.Event()
         self._last_contact = time.monotonic()
         self._in_contact = 0
-        self._met = False
+        self._announced = False
         self._said: dict[int | None, str] = {}
 
     async def run(self) -> None:
@@ -146,18 +137,10 @@ class Dialler:
         over = asyncio.create_task(self._over.wait())
         pause = _FIRST_PAUSE
         while not over.done():
-            try:
-                first, last = JoinFile.read(self._file).ports
-            except (OSError, ValueError) as e:
-                first, last = 1, 0
-                self._say(f"waiting for the join file: {e}")
-                gone = isinstance(e, FileNotFoundError) and self._met and not self._in_contact
-                if gone and not self._stay:
-                    # The client job has removed it: it has ended while this node was not connected.
-                    self._leave("the join file is gone")
-            for port in {*range(first, last + 1)} - {*lines}:
+            wanted = self._ports({*lines})
+            for port in wanted - {*lines}:
                 lines[port] = asyncio.create_task(self._serve(port))
-            for port in {*lines} - {*range(first, last + 1)}:
+            for port in {*lines} - wanted:
                 lines.pop(port).cancel()
             if self._in_contact or self._agents:
                 self._last_contact = time.monotonic()
@@ -170,6 +153,23 @@ class Dialler:
         if self._agents:
             # Their connections end them; one whose place another process has taken may have its task to finish.
             await asyncio.wait(self._agents)
+
+    def _ports(self, known: set[int]) -> set[int]:
+        """Return the ports to dial, the known ones while the file cannot be read."""
+        try:
+            first, last = JoinFile.read(self._file).ports
+        except FileNotFoundError as e:
+            self._say(f"waiting for the join file: {e}")
+            if self._announced and not self._in_contact and not self._stay:
+                # The client job has removed it: it has ended before this node was connected, or while it was not.
+                self._leave("the join file is gone")
+            return set()
+        except (OSError, ValueError) as e:
+            # For a moment only, it may be: no descriptor is free, a file server has begun anew.
+            self._say(f"waiting for the join file: {e}")
+            return known
+        self._announced = True
+        return {*range(first, last + 1)}
 
     def _leave(self, reason: str) -> None:
         if not self._over.is_set():
@@ -214,13 +214,12 @@ class Dialler:
 
     async def _idle(self, connection: Connection) -> None:
         self._in_contact += 1
-        self._met = True
         try:
             kind, _ = await connection.word()
             if kind != "start":
                 raise NotYetError(f"it says {kind!r}")
         except BaseException:
-            connection.close()
+            await join_link.part(connection.writer)
             raise
         finally:
             self._in_contact -= 1
@@ -240,7 +239,7 @@ class Dialler:
             # The certificate itself is known; no authority, name or date says more.
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-            opening = asyncio.open_connection(address.strip("[]"), port, ssl=context, limit=_CHUNK)
+            opening = asyncio.open_connection(address.strip("[]"), port, ssl=context, limit=join_link.CHUNK)
             connection = Connection(*await asyncio.wait_for(opening, _GREETING_BOUND))
         except asyncio.TimeoutError:
             raise NotYetError("nobody answers") from None
@@ -258,11 +257,7 @@ class Dialler:
         found = hashlib.sha256(certificate).hexdigest()
         if not hmac.compare_digest(found, file.fingerprint):
             raise NotYetError("who listens there is not the client job of the join file: another certificate")
-        kept = connection.writer.get_extra_info("socket")
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _PROBES:
-            kept.setsockopt(socket.IPPROTO_TCP, option, value)
-        kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED)
+        join_link.look_after(connection.writer)
         kind, nonce = await connection.word(_GREETING_BOUND)
         if kind != "nonce":
             raise NotYetError(f"it says {kind!r}")
@@ -284,11 +279,7 @@ class Dialler:
 
     async def _agent(self, connection: Connection) -> None:
         """Run an agent whose orders come by the connection, to its end."""
-        kept = connection.writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            # From here on both sides look after each other, and their node_timeout may be longer.
-            kept.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-            kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        join_link.leave_alone(connection.writer)
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -298,14 +289,14 @@ class Dialler:
                 start_new_session=True,
             )
         except BaseException as e:
-            connection.close()
+            await join_link.part(connection.writer)
             self._say(f"no agent can be started: {e!r}")
             raise
         assert process.stdin is not None  # noqa: S101
         assert process.stdout is not None  # noqa: S101
-        orders = asyncio.create_task(_pass_on(connection.reader, process.stdin, close=True))
+        orders = asyncio.create_task(_pass_orders(connection.reader, process.stdin))
         try:
-            await _pass_on(process.stdout, connection.writer)
+            await join_link.pass_on(process.stdout, connection.writer)
             connection.writer.write(greeting.end(await process.wait()))
             # The other side closes it: were this one to, with something unread, the last frames could be lost.
             await asyncio.wait({orders}, timeout=_CLOSING)
@@ -313,20 +304,15 @@ class Dialler:
             # The end of its orders is what ends an agent, and all that it has started.
             orders.cancel()
             process.stdin.close()
-            connection.close()
-            while await process.stdout.read(_CHUNK):
+            await join_link.part(connection.writer)
+            while await process.stdout.read(join_link.CHUNK):
                 pass
             await process.wait()
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, close: bool = False) -> None:
-    """Pass on everything that there is to read."""
-    with contextlib.suppress(OSError):
-        while data := await reader.read(_CHUNK):
-            writer.write(data)
-            await writer.drain()
-    if close:
-        writer.close()
+async def _pass_orders(reader: asyncio.StreamReader, agent: asyncio.StreamWriter) -> None:
+    await join_link.pass_on(reader, agent)
+    agent.close()
 
 
 def _found(environ: Mapping[str, str], variables: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

@@ -25,6 +25,9 @@ CLIENT_FILE = "client.json"
 NODES_FILE = "nodes.json"
 DEFAULT_PORTS = (30400, 30403)
 """Ports in files made beforehand: the nodes try each, all the time."""
+_MAX_PORTS = 100
+"""Most ports in a file: a node dials all of them, all the time."""
+_PORTS_RULE = f"must be the first and the last port, from 1 to 65535, and no more than {_MAX_PORTS} of them"
 _SECRET_BYTES = 32
 _YEARS = 10
 
@@ -95,7 +98,7 @@ class JoinFile:
         if not (isinstance(secret, str) and _is_hex(secret, _SECRET_BYTES)):
             raise ValueError(f"secret must be {_SECRET_BYTES} bytes in hexadecimal digits")
         if not (isinstance(ports, list) and len(ports) == 2 and _are_ports(*ports)):
-            raise ValueError("ports must be the first and the last port, from 1 to 65535")
+            raise ValueError(f"ports {_PORTS_RULE}")
         if not isinstance(address, str | None) or address == "":
             raise ValueError("address must be a host name or an address")
         if not isinstance(identity, str | None):
@@ -137,7 +140,7 @@ def _check_owner(found: os.stat_result) -> None:
 
 def _are_ports(first: object, last: object) -> bool:
     numbers = [port for port in (first, last) if isinstance(port, int) and not isinstance(port, bool)]
-    return len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] <= 65535
+    return len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] <= min(65535, numbers[0] + _MAX_PORTS - 1)
 
 
 def _is_hex(text: str, size: int) -> bool:
@@ -195,7 +198,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--address", help="of the client, where its nodes do not find it in their environment")
     given = parser.parse_args(argv)
     if not _are_ports(*given.ports):
-        parser.error("--ports must be the first and the last port, from 1 to 65535")
+        parser.error(f"--ports {_PORTS_RULE}")
     made = JoinFile.make(tuple(given.ports), given.address)
     try:
         made.write(f"{given.directory}/{CLIENT_FILE}", identity=True)

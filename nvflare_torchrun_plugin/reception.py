@@ -1,4 +1,4 @@
-"""Where nodes dial in: who is there, who is turned away, and which connection an agent gets (asyncio, in the CJ).
+"""Where nodes dial in: who gets a seat, who is turned away, and who is sent home at the end (asyncio, in the CJ).
 
 It lives in the supervisor's thread. Nodes connect by TLS and prove themselves; each keeps one idle connection
 here. The transport ``join`` starts a bridge for each agent, which asks for its node's connection at a Unix socket.
@@ -15,27 +15,28 @@ import secrets
 import socket
 import ssl
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-from nvflare_torchrun_plugin import bridge, greeting, ports, private_dir, procs, transports
+from nvflare_torchrun_plugin import bridge, greeting, join_link, ports, private_dir, procs, transports
 from nvflare_torchrun_plugin.greeting import Greeting
 from nvflare_torchrun_plugin.group_description import JoinSettings, NodeGroup
 from nvflare_torchrun_plugin.group_values import shown
 from nvflare_torchrun_plugin.join_file import CLIENT_FILE, NAME, JoinFile
+from nvflare_torchrun_plugin.seats import Idle, Seat
 
 _GREETING_BOUND = 10.0
 """Seconds for somebody who connects to say who it is."""
 _MAX_STRANGERS = 256
 """Most connections at a time of which it is not known whose they are; more are closed at once."""
+_MAX_STRANGERS_OF_ONE = 64
+"""Most of those from one address: one noisy host must not keep the nodes on others out."""
 _TOLD = 20
 """Most of those that are turned away of whom the log tells."""
-_CLOSE_BOUND = 2.0
-"""Seconds for the last word to go out."""
-_CHUNK = 1 << 16
-# As the nodes', see there: without traffic, nothing else shows that a host is gone.
-_PROBES = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_UNANSWERED = 20_000
+_CLOSE_BOUND = join_link.CLOSE_BOUND + 0.5
+"""Seconds for everybody to leave."""
 
 
 class ReceptionError(ValueError):
@@ -48,51 +49,6 @@ class _TurnedAwayError(Exception):
     def __init__(self, reason: str, *, for_good: bool = False) -> None:
         super().__init__(reason)
         self.for_good = for_good
-
-
-class _Idle:
-    """A node's idle connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: Greeting) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.node = node
-        self.watching = asyncio.create_task(reader.read(1))
-
-    async def leave(self, kind: str, reason: str) -> None:
-        """Say the last word."""
-        self.watching.cancel()
-        await _say(self.writer, kind, reason)
-        self.writer.close()
-
-    async def release(self) -> None:
-        """Leave the reader to somebody else."""
-        self.watching.cancel()
-        await asyncio.wait({self.watching})
-
-
-class _Seat:
-    """What is known of one node of the group."""
-
-    def __init__(self, node_rank: int, name: str, opened: float) -> None:
-        self.node_rank = node_rank
-        self.name = name
-        self.idle: _Idle | None = None
-        self.came = asyncio.Event()
-        self.instance: str | None = None
-        self.host: str | None = None
-        self.since = opened
-        self.seen = False
-
-    def put(self, idle: _Idle | None, now: float) -> None:
-        """Take note of the idle connection, or that there is none any more."""
-        self.idle = idle
-        self.since = now
-        if idle is None:
-            self.came.clear()
-        else:
-            self.seen = True
-            self.came.set()
 
 
 class Reception:
@@ -126,13 +82,15 @@ class Reception:
         self._path = Path(app_dir, NAME)
         self._wait = min(settings.wait, patience)
         self._logger = logger
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         self._listening: socket.socket | None = None
         self._port: ports.Reservation | None = None
         self._desk: asyncio.AbstractServer | None = None
         self._directory = ""
+        self._over: asyncio.Future[str] | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers = 0
+        self._strangers: Counter[str] = Counter()
         self._turned_away = 0
         self._file: JoinFile | None = None
 
@@ -146,6 +104,7 @@ class Reception:
             ReceptionError: the file, the ports or the directory will not do.
         """
         self._directory = directory
+        self._over = asyncio.get_running_loop().create_future()
         try:
             given = None if self._settings.file is None else JoinFile.read(self._settings.file)
             if given is not None and given.identity is None:
@@ -170,8 +129,8 @@ class Reception:
             await self.close("it could not begin")
             raise ReceptionError(f"nodes cannot join: {e}") from None
         now = asyncio.get_running_loop().time()
-        self._seats = [_Seat(rank, node.host, now) for rank, node in enumerate(self._group.nodes)]
-        self._start(self._accept(self._listening, context))
+        self._seats = [Seat(rank, node.host, now) for rank, node in enumerate(self._group.nodes)]
+        self._accepting = self._start(self._accept(self._listening, context))
         self._logger.info("waiting for %d nodes to join, on port %d", len(self._seats) - 1, port)
 
     async def meet(self, seconds: float) -> NodeGroup:
@@ -204,27 +163,30 @@ class Reception:
         if self._settings.file is None and self._file is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+        if self._accepting is not None:
+            self._accepting.cancel()
         for closing in (self._desk, self._listening):
             if closing is not None:
                 closing.close()
-        idle = [seat.idle for seat in self._seats if seat.idle is not None]
-        if idle:
-            await asyncio.wait(
-                [asyncio.ensure_future(one.leave("leave", reason)) for one in idle], timeout=_CLOSE_BOUND
-            )
-        for task in self._tasks:
-            task.cancel()
+        if self._over is not None:
+            # Whoever serves a connection says the last word there.
+            self._over.set_result(reason)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_BOUND)
+            _, pending = await asyncio.wait(self._tasks, timeout=_CLOSE_BOUND)
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending, timeout=_CLOSE_BOUND)
         if self._port is not None:
             self._port.release()
         if self._turned_away > _TOLD:
             self._logger.warning("%d connections were turned away in all", self._turned_away)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -243,12 +205,17 @@ class Reception:
                 self._note("somebody", str(e))
                 await asyncio.sleep(1.0)
                 continue
-            if self._strangers >= _MAX_STRANGERS:
-                accepted.close()
-                self._note(peer[0], f"{_MAX_STRANGERS} others have not said who they are")
-                continue
-            self._strangers += 1
-            self._start(self._receive(accepted, peer[0], context))
+            for number, most, whose in (
+                (self._strangers[peer[0]], _MAX_STRANGERS_OF_ONE, " from there"),
+                (self._strangers.total(), _MAX_STRANGERS, ""),
+            ):
+                if number >= most:
+                    accepted.close()
+                    self._note(peer[0], f"{most} others{whose} have not said who they are")
+                    break
+            else:
+                self._strangers[peer[0]] += 1
+                self._start(self._receive(accepted, peer[0], context))
 
     async def _receive(self, accepted: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         try:
@@ -260,12 +227,12 @@ class Reception:
             self._note(peer, str(e) or "it has closed the connection")
             return
         finally:
-            self._strangers -= 1
+            self._strangers -= Counter([peer])
         await self._keep(idle, seat)
 
-    async def _admit(self, accepted: socket.socket, context: ssl.SSLContext) -> tuple[_Idle, _Seat]:
+    async def _admit(self, accepted: socket.socket, context: ssl.SSLContext) -> tuple[Idle, Seat]:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(_CHUNK)
+        reader = asyncio.StreamReader(greeting.MAX_LINE)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context)
@@ -274,27 +241,35 @@ class Reception:
             raise
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (*_PROBES, (socket.TCP_USER_TIMEOUT, _UNANSWERED)):
-                accepted.setsockopt(socket.IPPROTO_TCP, option, value)
+            join_link.look_after(writer)
             nonce = secrets.token_hex(32)
-            await _say(writer, "nonce", nonce)
-            node = Greeting.decode(await reader.readline())
+            join_link.say(writer, "nonce", nonce)
             try:
+                node = Greeting.decode(await self._line(reader))
                 seat = self._seat_of(node, nonce)
             except _TurnedAwayError as e:
-                await _say(writer, "leave" if e.for_good else "refused", str(e))
-                await _part(writer)
+                join_link.say(writer, "leave" if e.for_good else "refused", str(e))
+                await join_link.part(writer)
                 raise
-            await _say(writer, "welcome", f"joined the client job on {socket.gethostname()} as {seat.name}")
+            join_link.say(writer, "welcome", f"joined the client job on {socket.gethostname()} as {seat.name}")
         except _TurnedAwayError:
             raise
         except BaseException:
             writer.transport.abort()
             raise
-        return _Idle(reader, writer, node), seat
+        return Idle(reader, writer, node), seat
 
-    def _seat_of(self, node: Greeting, nonce: str) -> _Seat:
+    async def _line(self, reader: asyncio.StreamReader) -> bytes:
+        """Return what somebody says, unless the run ends before."""
+        reading = asyncio.ensure_future(reader.readline())
+        try:
+            if (over := await self._over_before(reading)) is not None:
+                raise _TurnedAwayError(over, for_good=True)
+            return await reading
+        finally:
+            reading.cancel()
+
+    def _seat_of(self, node: Greeting, nonce: str) -> Seat:
         file = self._file
         assert file is not None  # noqa: S101
         if not hmac.compare_digest(
@@ -321,9 +296,8 @@ class Reception:
             f"{who} does not say its node rank, and is {'several' if named else 'none'} of the job's nodes"
         )
 
-    async def _keep(self, idle: _Idle, seat: _Seat) -> None:
-        """Keep the connection of a node until it is taken, replaced or gone."""
-        clock = asyncio.get_running_loop().time
+    async def _keep(self, idle: Idle, seat: Seat) -> None:
+        """Keep the connection of a node until it is taken, replaced or gone, or the run ends."""
         before, node = seat.idle, idle.node
         if before is not None and before.node.instance != node.instance:
             # Whoever came later has been started later: the other one is on its way out, or was started twice.
@@ -335,16 +309,28 @@ class Reception:
             again = "" if seat.instance is None else " again"
             self.returned(seat.name)
             self._logger.info("%s has joined%s: host %s, process %d", seat.name, again, node.names[0], node.pid)
-        seat.instance, seat.host = node.instance, node.names[0]
-        seat.put(idle, clock())
-        await asyncio.wait({idle.watching})
-        if seat.idle is idle:
+        seat.put(idle)
+        over = await self._over_before(idle.watching)
+        if seat.idle is not idle:
+            return
+        seat.put(None)
+        if over is not None:
+            await idle.leave("leave", over)
+        else:
             # Its end, or a word out of turn.
-            seat.put(None, clock())
-            await _part(idle.writer)
+            await join_link.part(idle.writer)
             self._logger.warning("%s is not there any more", seat.name)
 
+    async def _over_before(self, event: asyncio.Future[Any]) -> str | None:
+        """Wait for the event or the end of the run; return the reason of that, None while it goes on."""
+        assert self._over is not None  # noqa: S101
+        either: set[asyncio.Future[Any]] = {event, self._over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return self._over.result() if self._over.done() else None
+
     def _note(self, peer: str, reason: str) -> None:
+        if self._over is not None and self._over.done():
+            return
         self._turned_away += 1
         if self._turned_away <= _TOLD:
             self._logger.warning("turned away a connection from %s: %s", peer, _line(reason))
@@ -357,103 +343,22 @@ class Reception:
         try:
             procs.check_child(writer.get_extra_info("socket"))
             name = (await reader.readline()).decode(errors="replace").strip()
-            taken = await self._take(name, reader)
+            seat = next((seat for seat in self._seats if seat.name == name), None)
+            if seat is None:
+                taken: Idle | str = f"no node of the name {shown(name)} is to join"
+            else:
+                taken = await seat.take(self._wait, reader)
             if isinstance(taken, str):
                 writer.write(taken.encode() + b"\n")
                 return
             writer.write(bridge.TAKEN)
-            await _join(reader, writer, taken)
+            await taken.serve(reader, writer)
         except PermissionError as e:
             self._logger.error("refused a connection to the socket for nodes that have joined: %s", e)
         except (OSError, ValueError):
             pass
         finally:
             writer.close()
-
-    async def _take(self, name: str, reader: asyncio.StreamReader) -> _Idle | str:
-        """Return the connection of the node, for which there is some time to come, or why there is none."""
-        seat = next((seat for seat in self._seats if seat.name == name), None)
-        if seat is None:
-            return f"no node of the name {shown(name)} is to join"
-        loop = asyncio.get_running_loop()
-        # A bridge says nothing until it is served: what there is to read before is its end.
-        gone = asyncio.ensure_future(reader.read(1))
-        try:
-            while seat.idle is None:
-                left = max(seat.since + self._wait - loop.time(), 0.0)
-                coming = asyncio.ensure_future(seat.came.wait())
-                await asyncio.wait({gone, coming}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                coming.cancel()
-                if gone.done():
-                    return "nobody waits for it any more"
-                if seat.idle is None and loop.time() >= seat.since + self._wait:
-                    return self._absent(seat, loop.time())
-            idle = seat.idle
-            seat.put(None, loop.time())
-        finally:
-            gone.cancel()
-            await asyncio.wait({gone})
-        await idle.release()
-        await _say(idle.writer, "start", "")
-        return idle
-
-    def _absent(self, seat: _Seat, now: float) -> str:
-        rank = f"node rank {seat.node_rank}"
-        ago = f"{now - seat.since:.0f} s"
-        if not seat.seen:
-            return (
-                f"{rank} is absent: nobody has joined as that since {ago} ago; does 'python -m"
-                " nvflare_torchrun_plugin.node_agent --join' run there, and what does it print"
-            )
-        return f"{rank} is absent: last seen {ago} ago, on host {seat.host}"
-
-
-async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: _Idle) -> None:
-    """Connect a bridge and its node, until either ends."""
-
-    def heard() -> None:
-        # From here on both sides look after each other, and their node_timeout may be longer.
-        kept = taken.writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            kept.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-            kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-
-    try:
-        ways = [
-            asyncio.create_task(_pass_on(reader, taken.writer)),
-            asyncio.create_task(_pass_on(taken.reader, writer, heard)),
-        ]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-    finally:
-        taken.writer.close()
-
-
-async def _pass_on(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Callable[[], None] = lambda: None
-) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(_CHUNK):
-            heard()
-            writer.write(data)
-            await writer.drain()
-
-
-async def _say(writer: asyncio.StreamWriter, kind: str, text: str) -> None:
-    with contextlib.suppress(OSError):
-        writer.write(greeting.word(kind, text))
-        await writer.drain()
-
-
-async def _part(writer: asyncio.StreamWriter) -> None:
-    """Close a connection whose other side may not want to: TLS would wait for its word."""
-    writer.close()
-    try:
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(writer.wait_closed(), _CLOSE_BOUND)
-    finally:
-        writer.transport.abort()
 
 
 def _context(identity: str) -> ssl.SSLContext:

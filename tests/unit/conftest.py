@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import stat
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from joining import Client, Node
 from rank_runs import cold_and_warm
 from stage import Stage
 from standins import BOUND, children, until
+
+from nvflare_torchrun_plugin import procs
 
 __all__ = ["cold_and_warm"]
 
@@ -40,3 +46,30 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     assert list(temporary.iterdir()) == []
     assert threading.active_count() == threads
     until(lambda: children() <= before, "processes are left")
+
+
+@pytest.fixture
+def ended() -> Iterator[contextlib.ExitStack]:
+    """Ends what a test has started, and sees to it that nothing is left of it."""
+    before = set(procs.descendants(os.getpid()))
+    with contextlib.ExitStack() as stack:
+        yield stack
+    until(lambda: set(procs.descendants(os.getpid())) <= before, "all processes are gone")
+
+
+@pytest.fixture
+def client(tmp_path: Path, ended: contextlib.ExitStack) -> Client:
+    made = Client(tmp_path, 3)
+    ended.callback(made.end)
+    return made
+
+
+@pytest.fixture
+def node(tmp_path: Path, ended: contextlib.ExitStack) -> Any:
+    def start(rank: int | None, *options: str, **environ: str) -> Node:
+        started = Node(tmp_path, rank, *options, **environ)
+        ended.callback(started.process.wait)
+        ended.callback(started.process.terminate)
+        return started
+
+    return start

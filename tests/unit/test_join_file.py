@@ -54,12 +54,14 @@ def test_no_two_are_the_same_and_none_shows_what_is_secret() -> None:
     assert repr(one.secret) not in repr(one)
 
 
-@pytest.mark.parametrize("ports", [("0", "5"), ("5", "4"), ("1", "65536")])
+@pytest.mark.parametrize("ports", [("0", "5"), ("5", "4"), ("65530", "65536"), ("1", "101")])
 def test_the_command_refuses_wrong_ports(tmp_path: Path, ports: tuple[str, str]) -> None:
     made = make(tmp_path, "--ports", *ports)
 
     assert made.returncode == 2
-    assert made.stderr.endswith("error: --ports must be the first and the last port, from 1 to 65535\n")
+    assert made.stderr.endswith(
+        "error: --ports must be the first and the last port, from 1 to 65535, and no more than 100 of them\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,6 +75,10 @@ def test_the_command_refuses_wrong_ports(tmp_path: Path, ports: tuple[str, str])
         ({"ports": [1]}, "ports must be"),
         ({"ports": [True, 5]}, "ports must be"),
         ({"ports": [9, 5]}, "ports must be"),
+        (
+            {"ports": [1, 65535]},
+            "ports must be the first and the last port, from 1 to 65535, and no more than 100 of",
+        ),
         ({"address": ""}, "address must be"),
         ({"identity": 5}, "identity must be"),
     ],
@@ -90,6 +96,10 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, change: dict[str, 
 def test_any_other_text_is_no_join_file(text: str) -> None:
     with pytest.raises(ValueError, match="it "):
         JoinFile.parse(text)
+
+
+def test_a_file_may_have_100_ports() -> None:
+    assert JoinFile.parse(json.dumps({**GOOD, "ports": [65436, 65535]})).ports == (65436, 65535)
 
 
 def test_writing_replaces_what_was_there(tmp_path: Path) -> None:
