@@ -116,7 +116,7 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
             join_timeout: seconds for the nodes to meet; default 60 less than ``launch_timeout``, but at
                 least half of it (600 when there is none).
             node_timeout: seconds without a sign of life after which a node is lost, and after which a node that
-                hears nothing ends its ranks.
+                hears nothing ends its ranks; for as long a rank may be stopped (SIGSTOP).
             hang_timeout: seconds without a line from any rank after which the task fails, with the Python stacks
                 of its ranks; default never. It needs Python's fault handler (``PYTHONFAULTHANDLER``) in the ranks.
             log_ranks: ``all``, or the global ranks whose lines go to the client's log; the files hold all.

@@ -97,6 +97,12 @@ class Intake:
             record.code, record.leftovers = frame.code, frame.leftovers
             if (frame.error or frame.code) and node not in self._roster.left_out:
                 self._roster.failed.set()
+        elif isinstance(frame, wire.Halt) and frame.rank in record.ranks and not self._rank_0.accepted.is_set():
+            # Once the result is there nobody waits for the rank, and it may go on before another task comes.
+            since = node.time_of(frame.at, self._roster.now())
+            words = f"stopped (SIGSTOP) for {self._launch.node_timeout:g} s (node_timeout)"
+            record.ranks[frame.rank].halted = since, words
+            self._roster.failed.set()
         elif isinstance(frame, (wire.RankError, wire.RankEnd)) and frame.rank in record.ranks:
             self._on_rank(node, record.ranks[frame.rank], frame)
 

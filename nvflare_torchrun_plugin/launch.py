@@ -46,7 +46,7 @@ class Launch:
         args: its arguments, with secrets resolved.
         shown_args: the arguments as they may be seen in a process list.
         join_timeout: seconds for the agents to appear, and after that for the ranks of all nodes to meet.
-        node_timeout: seconds of silence after which a node is lost.
+        node_timeout: seconds of silence after which a node is lost; a rank may be stopped (SIGSTOP) as long.
         hang_timeout: seconds without a line from any rank after which the group is failed; None: never.
         serves_job: whether it is there before the job's first task, and waits for it and for all others.
         grace: seconds between SIGTERM and SIGKILL.

@@ -46,6 +46,8 @@ _STACKS_BOUND = 1.0
 """Seconds for the ranks to print their stacks."""
 _ALONE = 0.3
 """Seconds for a torchrun without ranks: in its exit barrier it hears no SIGTERM, and the grace is the ranks'."""
+_LOOK = 1.0
+"""Seconds between two looks for ranks that have been stopped."""
 _TICK = 0.05
 
 
@@ -73,7 +75,7 @@ class Agent:
         self._inbox = b""
         self._loop = Loop(frames)
         self._node_timeout = wire.DEFAULT_NODE_TIMEOUT
-        self._heard = self._beaten = time.monotonic()
+        self._heard = self._beaten = self._looked = time.monotonic()
         self._interface: str | None = None
         self._stage: staging.Incoming | None = None
         self._dir: str | None = None
@@ -102,9 +104,10 @@ class Agent:
         self._send(node_facts.hello())
         try:
             while self._stopping is None:
-                self._loop.poll(self._node_timeout / wire.BEATS)
+                self._loop.poll(min(self._node_timeout / wire.BEATS, _LOOK))
                 self._collect()
                 self._keep_alive()
+                self._look_at_ranks()
                 if self._signalled:
                     self._stop(self._grace)
             leftovers = self._end_everything(self._stopping)
@@ -131,6 +134,12 @@ class Agent:
     def _beat(self) -> None:
         self._beaten = time.monotonic()
         self._send(wire.Beat())
+
+    def _look_at_ranks(self) -> None:
+        now = time.monotonic()
+        if self._ranks is not None and now - self._looked >= _LOOK:
+            self._ranks.look_for_halted(min(now - self._looked, 2 * _LOOK), self._node_timeout)
+            self._looked = now
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._signalled = True

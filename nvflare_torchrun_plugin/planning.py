@@ -37,7 +37,7 @@ class Options:
     Attributes:
         torchrun_args: further options of torchrun.
         join_timeout: seconds for the nodes to meet.
-        node_timeout: seconds of silence after which a node is lost.
+        node_timeout: seconds of silence after which a node is lost; a rank may be stopped (SIGSTOP) as long.
         hang_timeout: seconds without a line from any rank after which a group is failed; None: never.
         grace: seconds between SIGTERM and SIGKILL.
         log_ranks: global ranks whose lines go to the client's log; None means all.

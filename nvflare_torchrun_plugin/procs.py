@@ -86,6 +86,12 @@ def runs(pid: int) -> bool:
     return stat is not None and stat[0] != "Z"
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) has stopped the process; a debugger that holds it is another state."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] == "T"
+
+
 def holds(pid: int, path: str) -> bool:
     """Return whether the process has the file or directory open.
 

@@ -41,6 +41,7 @@ class _Rank:
         self.pidfd: int | None = None
         self.ended: float | None = None
         self.stopped = False
+        self.halted: float | None = None
         self.code: int | None = None
 
 
@@ -100,6 +101,22 @@ class RankPort:
         for rank in self._ranks.values():
             if rank.ended is None:
                 self._answer(rank, self._go, [])
+
+    def look_for_halted(self, seconds: float, limit: float) -> None:
+        """Tell of each rank that has been stopped (SIGSTOP) for too long.
+
+        Args:
+            seconds: since the last look, those left out in which this process itself did not run: a site may
+                suspend all of a job.
+            limit: seconds after which it has been too long.
+        """
+        for pid, rank in self._ranks.items():
+            if rank.ended is not None or not procs.is_stopped(pid):
+                rank.halted = None
+                continue
+            rank.halted = 0.0 if rank.halted is None else rank.halted + seconds
+            if rank.halted >= limit:
+                self._send(wire.Halt(rank.rank, time.monotonic() - rank.halted))
 
     def signal(self, number: signal.Signals) -> None:
         """Send the signal to every rank that is there."""

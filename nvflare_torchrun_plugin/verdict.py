@@ -35,7 +35,8 @@ _ALONE = re.compile(r"waiting for clients|client socket has timed out")
 class RankRecord:
     """What is known of one rank; times are seconds since the attempt began.
 
-    ``stopped``: it ended (or raised) after its agent had begun to end the ranks of the node.
+    ``stopped``: it ended (or raised) after its agent had begun to end the ranks of the node. ``halted``: since
+    when a signal has kept it from running, and that in words, once it has been too long.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class RankRecord:
     log: str | None = None
     stopped: bool = False
     oom_kills: int = 0
+    halted: tuple[float, str] | None = None
 
 
 @dataclass
@@ -268,39 +270,43 @@ def _cause(record: RankRecord) -> Cause:
 def _failures(nodes: list[NodeRecord], stopped_at: float | None) -> list[tuple[bool, Failure]]:
     """Return each failure that was not our doing, with whether it looks like the echo of another one."""
     found = []
+    cause: Cause
     for node in nodes:
         own = []
         for record in node.ranks.values():
-            if record.ended is None or not (record.code or record.traceback):
-                continue
-            if record.stopped or (stopped_at is not None and record.ended > stopped_at):
-                continue
-            # A rank that torchrun ended after its sibling, or that lost its peer, points at somebody else.
-            # One with a traceback had failed already: a signal after it has only cut its exit short.
-            raised = record.traceback is not None and (record.code is None or record.code <= 0)
-            echo = bool(_PEER_LOST.search(record.traceback)) if record.traceback else record.code == -15
-            own.append(
-                (
-                    echo,
-                    Failure(
-                        node.node_rank,
-                        node.host,
-                        record.rank,
-                        record.local_rank,
-                        "uncaught exception" if raised else describe(record.code or 0, record.oom_kills),
-                        record.ended,
-                        record.traceback,
-                        tuple(record.last_lines),
-                        record.log,
-                        _cause(record),
-                    ),
-                )
+            if record.halted is not None:
+                # What has become of it since then is our doing.
+                since, what = record.halted
+                echo, cause = False, "infrastructure"
+            elif record.ended is None or not (record.code or record.traceback):
+                continue  # it runs, or has ended well
+            elif record.stopped or (stopped_at is not None and record.ended > stopped_at):
+                continue  # our doing
+            else:
+                # A rank that torchrun ended after its sibling, or that lost its peer, points at somebody else.
+                # One with a traceback had failed already: a signal after it has only cut its exit short.
+                raised = record.traceback is not None and (record.code is None or record.code <= 0)
+                what = "uncaught exception" if raised else describe(record.code or 0, record.oom_kills)
+                echo = bool(_PEER_LOST.search(record.traceback)) if record.traceback else record.code == -15
+                since, cause = record.ended, _cause(record)
+            failure = Failure(
+                node.node_rank,
+                node.host,
+                record.rank,
+                record.local_rank,
+                what,
+                since,
+                record.traceback,
+                tuple(record.last_lines),
+                record.log,
+                cause,
             )
+            own.append((echo, failure))
         if not own and (node.error or node.code):
             ended = node.ended if node.ended is not None else 0.0
             if not node.stopped and (stopped_at is None or ended <= stopped_at):
                 what = node.error or f"torchrun ended with {describe(node.code or 0)}"
-                cause: Cause = "configuration" if node.code == _USAGE and not node.error else node.cause
+                cause = "configuration" if node.code == _USAGE and not node.error else node.cause
                 failure = Failure(
                     node.node_rank,
                     node.host,

@@ -76,7 +76,8 @@ class Prepare(Message):
         app_dir: where the job's app is on the client job's host.
         marker: name of a file in it that shows that it is the same directory.
         timeout: seconds in which the master's name must be known; a pod's may come late.
-        node_timeout: seconds of silence after which each side takes the other for lost.
+        node_timeout: seconds of silence after which each side takes the other for lost, and a stopped rank for
+            one that does not go on.
     """
 
     master_addr: str | None
@@ -286,6 +287,18 @@ class RankError(Message):
     stopped: bool
 
 
+class Halt(Message):
+    """Frame: a rank has been stopped (SIGSTOP) for longer than the node may be silent; told again while it is.
+
+    Attributes:
+        rank: the global rank.
+        at: since when, in seconds of the node's monotonic clock.
+    """
+
+    rank: int
+    at: float
+
+
 class RankEnd(Message):
     """Frame: a rank's process has ended.
 
@@ -324,7 +337,7 @@ class End(Message):
 
 
 Order = Prepare | Stage | Ping | Start | Go | Signal | Stop | Sweep
-Frame = Hello | Ready | Staged | Beat | RankUp | Warm | Line | Moment | RankError | RankEnd | End
+Frame = Hello | Ready | Staged | Beat | RankUp | Warm | Line | Moment | RankError | Halt | RankEnd | End
 
 _ORDERS: dict[str, type[Any]] = {
     "prepare": Prepare,
@@ -346,6 +359,7 @@ _FRAMES: dict[str, type[Any]] = {
     "line": Line,
     "moment": Moment,
     "rank_error": RankError,
+    "halt": Halt,
     "rank_end": RankEnd,
     "end": End,
 }

@@ -109,7 +109,12 @@ JoinTimeoutOption = Annotated[
     typer.Option("--join-timeout", metavar="SECONDS", help="For the nodes to meet. Default: 600."),
 ]
 NodeTimeoutOption = Annotated[
-    float, typer.Option("--node-timeout", metavar="SECONDS", help="Of silence after which a node is lost.")
+    float,
+    typer.Option(
+        "--node-timeout",
+        metavar="SECONDS",
+        help="Of silence after which a node is lost; a rank may be stopped as long.",
+    ),
 ]
 HangTimeoutOption = Annotated[
     float | None,

@@ -32,7 +32,7 @@ from nvflare_torchrun_plugin.verdict import Verdict
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 
-GRACE, NODE_TIMEOUT, HANG_TIMEOUT, SHORT_JOIN = 1.0, 4.0, 3.0, 8
+GRACE, NODE_TIMEOUT, SHORT_JOIN = 1.0, 4.0, 8
 QUIET = 1.5
 """Processes that may want each core before a bound, which is that of a quiet machine, is widened."""
 LIMIT_S, JOB_LIMIT_S = 300.0, 2400.0
@@ -85,14 +85,13 @@ def run_group(row: Row, folder: Path, environ: dict[str, str]) -> Verdict:
         launch_once=False,
         script=train.__file__,
     )
-    hangs = (row.what, row.how) == ("rank", "SIGSTOP")
     late = row.how == "SIGSTOP" and row.when in ("at start", "before join")
     options = planning.Options.parse(
         torchrun_args=None,
         join_timeout=SHORT_JOIN if late else 60,
         launch_timeout=None,
         node_timeout=NODE_TIMEOUT,
-        hang_timeout=HANG_TIMEOUT if hangs else None,
+        hang_timeout=None,
         grace=GRACE,
         log_ranks="all",
     )
@@ -244,6 +243,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
             script=train.__file__,
             script_args="nvflare",
             retry_on="never",
+            node_timeout=NODE_TIMEOUT,
             stop_grace_period=GRACE,
             heartbeat_interval=1,
             heartbeat_timeout=8,

@@ -58,6 +58,7 @@ def run(
     log_ranks: object = "all",
     grace: float = 1.0,
     hang_timeout: float | None = None,
+    node_timeout: float = 30.0,
     announce: signal.Signals | None = None,
     more_args: tuple[str, ...] = (),
 ) -> Run:
@@ -77,7 +78,7 @@ def run(
         torchrun_args=None,
         join_timeout=60,
         launch_timeout=120,
-        node_timeout=30,
+        node_timeout=node_timeout,
         hang_timeout=hang_timeout,
         grace=grace,
         log_ranks=log_ranks,
@@ -226,6 +227,21 @@ def test_a_group_that_hangs_shows_where(folder: Path) -> None:
     assert any(line.endswith("in wait_for_ever") for line in ended.failure.last_lines)
     for rank in (0, 1):
         assert any(line.endswith("line 4 in wait_for_ever") for line in ended.lines(rank))
+
+
+def test_a_rank_that_is_stopped_for_a_while_goes_on(folder: Path) -> None:
+    script = (
+        "import os, signal, subprocess\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.pause()\n"
+        "subprocess.Popen(['sh', '-c', f'sleep 2.5; kill -CONT {os.getpid()}'])\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "print('on again', flush=True)\n"
+        "raise SystemExit(3)\n"
+    )
+    ended = run(folder, script, node_timeout=10.0)
+    assert (ended.failure.rank, ended.failure.what) == (1, "exit code 3")
+    assert ended.lines(1) == ["on again"]
 
 
 def test_an_announcement_reaches_every_rank(folder: Path) -> None:

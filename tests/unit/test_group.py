@@ -339,9 +339,10 @@ def test_a_rank_0_that_left_without_a_result_is_blamed_though_nvflare_noticed_fi
 
 
 UP = wire.encode(wire.RankUp(0, 0, 1)).decode().strip()
+ENDS = f"read stop; {says(end(0, stopped=True))}"
 TRAINS = (
     f"read prepare; {says(HELLO, READY)}; read start; while [ ! -e $1/up ]; do sleep 0.02; done; {says(UP)};"
-    f" read stop; {says(end(0, stopped=True))}"
+    f" {ENDS}"
 )
 
 
@@ -361,6 +362,39 @@ def run_with(what: Launch, steps: Callable[[Group, list[str]], Awaitable[None]])
 async def said(lines: list[str], phase: str) -> None:
     while not any(line.startswith(f"task group standin: {phase}, ") for line in lines):
         await asyncio.sleep(0.01)
+
+
+HALT = wire.encode(wire.Halt(0, LATE)).decode().strip()
+NEWS = wire.encode(wire.Line(0, "still there")).decode().strip()
+
+
+def test_a_rank_that_is_stopped_for_too_long_fails_its_group(tmp_path: Path) -> None:
+    agent = f"read prepare; {says(HELLO, READY)}; read start; {says(UP, HALT)}; {ENDS}"
+    verdict = run(launch(tmp_path, agent))
+    assert (failure(verdict).rank, failure(verdict).cause) == (0, "infrastructure")
+    assert failure(verdict).what == "stopped (SIGSTOP) for 60 s (node_timeout)"
+
+
+def test_once_the_result_is_there_a_rank_may_be_stopped_until_the_next_task(tmp_path: Path) -> None:
+    accepted, resumed = (f"while [ ! -e $1/{name} ]; do sleep 0.02; done" for name in ("accepted", "resumed"))
+    agent = (
+        f"read prepare; {says(HELLO, READY)}; read start; {says(UP)}; {accepted}; {says(HALT, NEWS)};"
+        f" {resumed}; {says(HALT)}; {ENDS}"
+    )
+
+    async def accept_and_resume(group: Group, lines: list[str]) -> None:
+        await said(lines, "training")
+        group.accept()
+        (tmp_path / "accepted").touch()
+        while not any("still there" in line for line in lines):
+            await asyncio.sleep(0.01)
+        assert group.well
+        group.resume()
+        assert group.well
+        (tmp_path / "resumed").touch()
+
+    verdict = run_with(launch(tmp_path, agent), accept_and_resume)
+    assert failure(verdict).what == "stopped (SIGSTOP) for 60 s (node_timeout)"
 
 
 def test_the_log_tells_each_phase_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,6 +565,7 @@ ABOUT_RANKS = st.one_of(
     st.builds(wire.RankUp, RANK, RANK, RANK),
     st.builds(wire.Line, st.none() | RANK, st.text(max_size=5)),
     st.builds(wire.RankError, RANK, st.text(max_size=5), SECONDS, st.booleans()),
+    st.builds(wire.Halt, RANK, SECONDS),
     st.builds(wire.RankEnd, RANK, st.none() | RANK, SECONDS, st.booleans(), RANK),
 )
 SAID = st.lists(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin import private_dir, wire
+from nvflare_torchrun_plugin import private_dir, procs, wire
 from nvflare_torchrun_plugin.client.moments import Moments
 from nvflare_torchrun_plugin.loop import Loop
 from nvflare_torchrun_plugin.rank_port import RankPort
@@ -47,6 +49,11 @@ class Port:
             f"channel = private_dir.connect(sys.argv[1], 'ranks')\nchannel.sendall(b'{HELLO}\\n')\n"
         )
         return subprocess.Popen([sys.executable, "-c", start + code, self._directory])
+
+    def look(self, times: int, limit: float) -> None:
+        """Look for ranks that are stopped, every second."""
+        for _ in range(times):
+            self._port.look_for_halted(1.0, limit)
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + BOUND
@@ -152,6 +159,55 @@ def test_a_rank_that_reads_its_orders_late_gets_all_of_them(port: Port, tmp_path
     port.until(lambda: any(isinstance(frame, wire.RankEnd) for frame in port.frames))
     port.until(lambda: wire.Line(3, "hello") in port.frames)
     assert int(got.read_text()) > 1 << 20
+    process.wait()
+
+
+STAYS = "import signal\nsignal.pause()"
+
+
+def halts(port: Port) -> list[int]:
+    return [frame.rank for frame in port.frames if isinstance(frame, wire.Halt)]
+
+
+def test_a_rank_that_is_stopped_for_too_long_is_told_of_again_and_again(port: Port) -> None:
+    process = port.rank(STAYS)
+    port.until(lambda: len(port.frames) == 1)
+    for _ in range(2):
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        # It may have been stopped just before the first look.
+        port.look(times=3, limit=3.0)
+        assert halts(port) == []
+        process.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        port.look(times=1, limit=3.0)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    began = time.monotonic()
+    port.look(times=5, limit=3.0)
+    assert halts(port) == [3, 3]
+    last = port.frames[-1]
+    assert isinstance(last, wire.Halt)
+    assert began - 4.0 <= last.at <= time.monotonic() - 4.0
+    process.kill()
+    process.wait()
+
+
+def test_a_rank_in_the_hands_of_a_debugger_is_left_alone(port: Port) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach, detach = 16, 17
+    process = port.rank(STAYS)
+    port.until(lambda: len(port.frames) == 1)
+    if libc.ptrace(attach, process.pid, None, None) != 0:
+        pytest.skip(f"no process may trace another one here: {os.strerror(ctypes.get_errno())}")
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    port.look(times=3, limit=1.0)
+    assert halts(port) == []
+    assert libc.ptrace(detach, process.pid, None, signal.SIGSTOP) == 0
+    port.until(lambda: procs.is_stopped(process.pid))
+    port.look(times=2, limit=1.0)
+    assert halts(port) == [3]
+    process.kill()
     process.wait()
 
 

@@ -164,6 +164,18 @@ def test_whose_business_a_failure_is(record: RankRecord, cause: str) -> None:
     assert failure.cause == cause
 
 
+def test_a_rank_that_was_stopped_is_blamed_whatever_became_of_it_then() -> None:
+    halted, waiting = rank(1, 6.0, -15), rank(0, 6.0, -15)
+    halted.halted = 2.0, "stopped (SIGSTOP) for 3 s"
+    gave_up = rank(2, 4.0, 1, "TimeoutError: nobody answers\n")
+    for record in (halted, waiting):
+        record.stopped = True
+    result = reach(node(0, waiting), node(1, halted), node(2, gave_up), stopped_at=5.0)
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.what) == (1, "stopped (SIGSTOP) for 3 s")
+    assert (result.failure.seconds, result.failure.cause, result.victims) == (2.0, "infrastructure", (0, 2))
+
+
 @pytest.mark.parametrize(("code", "cause"), [(-9, "infrastructure"), (1, "infrastructure"), (2, "configuration")])
 def test_a_torchrun_that_did_not_understand_its_options_is_nothing_to_try_again(code: int, cause: str) -> None:
     failure = reach(node(0, ended=2.0, code=code)).failure

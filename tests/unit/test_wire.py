@@ -61,6 +61,7 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
     st.builds(wire.Moment, INT, ANY_TEXT, SECONDS),
     st.builds(wire.Line, st.none() | INT, ANY_TEXT),
     st.builds(wire.RankError, INT, ANY_TEXT, SECONDS, st.booleans()),
+    st.builds(wire.Halt, INT, SECONDS),
     st.builds(wire.RankEnd, INT, st.none() | INT, SECONDS, st.booleans(), INT),
     st.builds(
         wire.End,

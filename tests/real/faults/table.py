@@ -37,6 +37,7 @@ rank      | 0    | after join  | exit 1                     | 3  | node 0 rank 0
 rank      | 0    | after join  | exception                  | 3  | node 0 rank 0: exit code 1
 rank      | 0    | after join  | SIGKILL                    | 3  | node 0 rank 0: SIGKILL
 rank      | 0    | after join  | os._exit(0)                | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
+rank      | 0    | after join  | SIGSTOP                    | 8  | node 0 rank 0: stopped (SIGSTOP) for 4 s (node_timeout)
 rank      | 1    | after join  | exit 1                     | 3  | node 1 rank 1: exit code 1
 rank      | 1    | after join  | SIGKILL                    | 3  | node 1 rank 1: SIGKILL
 rank      | 1    | after join  | os._exit(0)                | 3  | ok
@@ -48,7 +49,7 @@ rank      | 1    | in training | exit 1 beside a deaf rank  | 4  | node 1 rank 1
 rank      | 1    | in training | exception                  | 3  | node 1 rank 1: exit code 1
 rank      | 1    | in training | SIGKILL                    | 3  | node 1 rank 1: SIGKILL
 rank      | 1    | in training | SIGKILL beside a deaf rank | 4  | node 1 rank 1: SIGKILL
-rank      | 1    | in training | SIGSTOP                    | 8  | node 0 rank 0: no rank has printed anything for
+rank      | 1    | in training | SIGSTOP                    | 8  | node 1 rank 1: stopped (SIGSTOP) for 4 s (node_timeout)
 rank      | 1    | in training | closed channel             | 5  | ok
 torchrun  | 0    | in training | SIGKILL                    | 3  | node 0: torchrun ended with SIGKILL
 torchrun  | 1    | in training | SIGKILL                    | 3  | node 1: torchrun ended with SIGKILL
@@ -74,6 +75,7 @@ relay    | 0    | after join       | exit 1         | 3  | its relay is gone
 rank     | 0    | in receive       | exit 1         | 5  | node 0 rank 0: exit code 1
 rank     | 0    | in receive       | exception      | 5  | node 0 rank 0: exit code 1
 rank     | 0    | in receive       | SIGKILL        | 3  | node 0 rank 0: SIGKILL
+rank     | 0    | in receive       | SIGSTOP        | 8  | node 0 rank 0: stopped (SIGSTOP) for 4 s (node_timeout)
 rank     | 0    | in receive       | os._exit(0)    | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
 rank     | 1    | in receive       | SIGKILL        | 3  | node 1 rank 1: SIGKILL
 agent    | 1    | in receive       | SIGKILL        | 3  | node 1: its agent (or python, which connects it) ended with SIGKILL
@@ -81,7 +83,7 @@ relay    | 0    | in receive       | SIGKILL        | 3  | its relay is gone
 rank     | 0    | in training      | exit 1         | 3  | node 0 rank 0: exit code 1
 rank     | 0    | in training      | exception      | 3  | node 0 rank 0: exit code 1
 rank     | 0    | in training      | SIGKILL        | 3  | node 0 rank 0: SIGKILL
-rank     | 0    | in training      | SIGSTOP        | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after
+rank     | 0    | in training      | SIGSTOP        | 8  | node 0 rank 0: stopped (SIGSTOP) for 4 s (node_timeout)
 rank     | 0    | in training      | os._exit(0)    | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
 rank     | 0    | in training      | closed channel | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after or node 0 rank 0: exit code 1
 torchrun | 1    | in training      | SIGSTOP        | 12 | ok: NVFlare has ended its relay
@@ -90,6 +92,7 @@ relay    | 0    | in training      | SIGSTOP        | 12 | ok:
 rank     | 0    | in send          | exit 1         | 3  | node 0 rank 0: exit code 1
 rank     | 0    | in send          | exception      | 3  | node 0 rank 0: exit code 1
 rank     | 0    | in send          | SIGKILL        | 3  | node 0 rank 0: SIGKILL
+rank     | 0    | in send          | SIGSTOP        | 8  | node 0 rank 0: stopped (SIGSTOP) for 4 s (node_timeout)
 rank     | 0    | in send          | os._exit(0)    | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
 rank     | 1    | in send          | exit 1         | 3  | node 1 rank 1: exit code 1
 agent    | 0    | in send          | SIGKILL        | 3  | node 0: its agent (or python, which connects it) ended with SIGKILL
@@ -117,6 +120,7 @@ SSH = """
 what      | node | when        | how                        | s | blame
 rank      | 1    | in training | SIGKILL                    | 5 | node 1 rank 1: SIGKILL
 rank      | 0    | in training | SIGKILL beside a deaf rank | 6 | node 0 rank 0: SIGKILL
+rank      | 1    | in training | SIGSTOP                    | 9 | node 1 rank 1: stopped (SIGSTOP) for 4 s (node_timeout)
 torchrun  | 1    | in training | SIGKILL                    | 5 | node 1: torchrun ended with SIGKILL
 agent     | 1    | before join | SIGKILL                    | 5 | node 1: its agent (or ssh, which connects it) ended with exit code
 agent     | 1    | in training | SIGKILL                    | 5 | node 1: its agent (or ssh, which connects it) ended with exit code
@@ -150,7 +154,7 @@ agent, transport    | *    | after join                                         
 CJ                  | 0    | in receive, in send, after acceptance              | *                                                  | to the agents these are training
 rank                | 1    | after join                                         | exception, SIGSTOP, closed channel                 | see in training
 rank                | 1    | in training                                        | os._exit(0)                                        | see after join
-rank                | 0    | after join, in receive, in send                    | SIGSTOP, closed channel                            | see in training
+rank                | 0    | after join, in receive, in send                    | closed channel                                     | see in training
 rank                | *    | after acceptance                                   | SIGSTOP, os._exit(0), closed channel               | nobody waits for a sign of it any more
 rank                | 0    | after acceptance                                   | exception                                          | to the group this is exit 1
 rank                | 1    | after acceptance                                   | exit 1                                             | to the group this is an exception
