@@ -18,7 +18,7 @@ from . import asked
 from .output import JsonOption, complain, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..checkup import Check
+    from ..findings import Check
     from ..group_description import NodeGroup
 
 __all__ = ["EPILOG", "doctor"]

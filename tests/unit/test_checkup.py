@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin import checkup, node_probe
-from nvflare_torchrun_plugin.checkup import Check, Checkup
+from nvflare_torchrun_plugin import findings, node_clients, node_probe, trial_run
+from nvflare_torchrun_plugin.checkup import Checkup
+from nvflare_torchrun_plugin.findings import Check
 from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 
 HERE = socket.gethostname()
@@ -63,10 +64,10 @@ def test_no_way_to_the_master_is_no_address() -> None:
 def run(group: NodeGroup, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     """Check the group up to the all-reduce, which is another test's."""
 
-    async def none(*_: object) -> None:
-        pass
+    async def none(*_: object) -> Check:
+        return Check("all-reduce (gloo)", "skipped", "")
 
-    monkeypatch.setattr(Checkup, "_all_reduce", none)
+    monkeypatch.setattr(trial_run, "check", none)
     begun: list[str] = []
     checks = asyncio.run(Checkup(group, directory, os.environ, begun.append).run())
     assert begun[0] == checks[0].name == "nodes reached"
@@ -109,19 +110,16 @@ def test_a_transport_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_node_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "_REACH_BOUND", 0.5)
+    monkeypatch.setattr(node_clients, "_REACH_BOUND", 0.5)
     group = NodeGroup((Node(HERE), Node("other")), transport=("sh", "-c", "sleep 600", "{host}"))
     reached = run(group, tmp_path, monkeypatch)["nodes reached"]
     assert reached.detail.startswith("other: no answer within 0.5 s; try: sh -c 'sleep 600' other true")
 
 
-def test_what_cannot_be_connected_is_told_with_both_ends(tmp_path: Path) -> None:
-    group = NodeGroup((Node("a"), Node("b"), Node("c")))
-    made = Checkup(group, tmp_path, {}, lambda _: None)
+def test_what_cannot_be_connected_is_told_with_both_ends() -> None:
     places = [("10.0.0.1", 29400), ("10.0.0.2", 4000), ("10.0.0.3", 4001)]
     results = [[None, None, None], [None, None, "No route to host"], ["timed out", None, None]]
-    assert not made._judge_connections(places, results)
-    to_master, pairs = made._checks
-    assert (to_master.nodes, pairs.nodes) == (("c",), ("b",))
+    to_master, pairs = findings.connections(["a", "b", "c"], places, results, (29400, 30399))
+    assert (to_master.state, to_master.nodes, pairs.state, pairs.nodes) == ("failed", ("c",), "failed", ("b",))
     assert to_master.detail.startswith("c cannot connect to a at 10.0.0.1:29400: timed out: give node rank 0")
     assert pairs.detail.startswith("b cannot connect to c at 10.0.0.3: No route to host: ranks connect")
