@@ -7,7 +7,7 @@ from typing import Any
 
 import typer.main
 
-from nvflare_torchrun_plugin.cli.app import app
+from nvflare_torchrun_plugin.cli.verbs import app
 
 PAGE = "reference/commands.md"
 

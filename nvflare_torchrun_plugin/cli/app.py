@@ -1,55 +1,77 @@
-"""The command line: verbs, ``--version`` and the exit codes that all verbs share."""
+"""What the console command runs: a verb, and an end without a traceback, whatever its terminal or pipe does.
 
+The verbs are imported late: Ctrl-C while they load is Ctrl-C as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
 import sys
-from typing import Annotated
-
-import typer
-
-from .. import __version__
-from . import doctor, plan, run, site, templates, timeline
-from .command_line import TorchrunCommand
-from .output import RefusedError, complain
 
 __all__ = ["main"]
 
-app = typer.Typer(
-    name="nvflare-torchrun",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Node groups for NVFlare and torchrun: look at them, try them, run on them.",
-    epilog="Exit codes: 0 all is well; 1 what was asked for failed; 2 what was asked for makes no sense.",
-)
-app.command("run", cls=TorchrunCommand, epilog=run.EPILOG)(run.run)
-app.command("plan", cls=TorchrunCommand, epilog=plan.EPILOG)(plan.plan)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.add_typer(templates.app, name="templates")
-app.add_typer(site.app, name="site")
-app.command(
-    "timeline",
-    epilog="Example: nvflare-torchrun timeline demo-workspace/run --html timeline.html\n\n"
-    "Exit codes: 0 no task has failed; 1 one has; 2 there is nothing to show.",
-)(timeline.show)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
-    ] = False,
-) -> None:
-    """Only what comes before the verb."""
+_INTERRUPTED = 130
+"""As shells say it of a command that SIGINT has ended."""
+# Of writing to a pipe, a terminal or a disk; other errors of the system are told where they happen.
+_NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def main() -> None:
-    """What the console command runs; ends the process with the verb's exit code."""
+    """Run the verb that the command line names, and end the process with its exit code."""
+    try:
+        _fill_closed_descriptors()
+        _write_whatever_can_be_encoded()
+        code = _run()
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    sys.exit(code)
+
+
+def _run() -> int:
+    from .output import RefusedError, complain, give_output_up
+    from .verbs import app
+
+    code, lost = 0, None
     try:
         app()
     except RefusedError as refused:
         complain(str(refused))
-        sys.exit(2)
+        code = 2
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN:
+            raise
+        lost = error
+    try:
+        for stream in (sys.stdout, sys.__stdout__):
+            if stream is not None:
+                stream.flush()
+    except OSError as error:
+        lost = error
+    if lost is not None:
+        give_output_up(lost)
+        code = code or 1
+    return code
+
+
+def _fill_closed_descriptors() -> None:
+    """Open what a caller has closed of stdin, stdout and stderr: files and sockets must not take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # Python has none where it found them closed.
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def _write_whatever_can_be_encoded() -> None:
+    """Let signs that the locale does not have be written as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from typer.core import TyperCommand
 from .. import torchrun_node
 from .output import RefusedError
 
-__all__ = ["TorchrunCommand", "split"]
+__all__ = ["TorchrunCommand", "Verb", "split"]
 
 
 def split(words: Sequence[str], ours: Mapping[str, bool]) -> tuple[list[str], list[str]]:
@@ -44,8 +45,20 @@ def split(words: Sequence[str], ours: Mapping[str, bool]) -> tuple[list[str], li
     return mine, theirs + left
 
 
-class TorchrunCommand(TyperCommand):
+class Verb(TyperCommand):
+    """A verb whose help is its function's docstring, wrapped where the terminal ends and not where a line did."""
+
+    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:
+        paragraphs = inspect.cleandoc(help or "").split("\n\n")
+        super().__init__(*args, help="\n\n".join(" ".join(each.split()) for each in paragraphs), **more)
+
+
+class TorchrunCommand(Verb):
     """A verb whose last argument takes torchrun's options, SCRIPT and ARGS."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Show them as what they are."""
+        return ["[OPTIONS]", "[TORCHRUN OPTIONS]", "SCRIPT", "[ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give the verb its own options, and all that is torchrun's as its argument."""

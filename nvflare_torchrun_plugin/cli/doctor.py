@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from . import asked
-from .output import JsonOption, complain, print_json, print_table
+from .output import JsonOption, complain, print_json, print_table, tell
 
 if TYPE_CHECKING:
     from ..findings import Check
@@ -75,7 +75,7 @@ async def _examine(group: NodeGroup, directory: Path) -> list[Check]:
 
 def _begin(name: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"{name} ...\n")
+        tell(f"{name} ...\n")
 
 
 def _print(group: NodeGroup, checks: Sequence[Check]) -> None:

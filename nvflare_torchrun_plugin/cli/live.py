@@ -7,6 +7,7 @@ nodes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import threading
@@ -49,10 +50,10 @@ class Screen:
         out: gets the lines.
         terminal: gets the progress; None where that is no terminal.
         form: how a line is written.
-        broken: is called, in the writing thread, when nobody reads the lines any more.
+        broken: is called, in the writing thread, with the reason when no line can be written any more.
     """
 
-    def __init__(self, out: TextIO, terminal: TextIO | None, form: Form, broken: Callable[[], object]) -> None:
+    def __init__(self, out: TextIO, terminal: TextIO | None, form: Form, broken: Callable[[str], object]) -> None:
         self._out = out
         self._terminal = terminal
         self._form = form
@@ -105,9 +106,9 @@ class Screen:
                 try:
                     self._out.write(text)
                     self._out.flush()
-                except OSError:
+                except OSError as error:
                     self._gone = True
-                    self._broken()
+                    self._broken(_why_not_written(error))
             self._tell(_fitting(progress))
             self._shown = progress
             if closing:
@@ -118,6 +119,12 @@ class Screen:
             with contextlib.suppress(OSError):
                 self._terminal.write(text)
                 self._terminal.flush()
+
+
+def _why_not_written(error: OSError) -> str:
+    if error.errno == errno.EPIPE:
+        return "nobody reads its output any more"
+    return f"its output cannot be written: {error.strerror}"
 
 
 def _fitting(text: str) -> str:

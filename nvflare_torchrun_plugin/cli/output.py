@@ -4,7 +4,10 @@ Results go to stdout and nothing else does; a terminal gets rich's tables, anyth
 cell is cut, so that it can be searched.
 """
 
+import contextlib
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,7 +18,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["JsonOption", "RefusedError", "complain", "console", "print_json", "print_table"]
+__all__ = [
+    "JsonOption",
+    "RefusedError",
+    "complain",
+    "console",
+    "give_output_up",
+    "has_no_cursor",
+    "is_plain",
+    "print_json",
+    "print_table",
+    "printable",
+    "tell",
+]
 
 # Wider than any table: what is not a terminal has no width, and rich would wrap at 80.
 _UNLIMITED = 10_000
@@ -37,7 +52,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], ti
     out = console()
     table = Table(
         *columns,
-        title=None if title is None else Text(_printable(title)),
+        title=None if title is None else Text(printable(title)),
         title_justify="left",
         box=box.ROUNDED if out.is_terminal else None,
         pad_edge=out.is_terminal,
@@ -61,14 +76,39 @@ def print_json(value: object) -> None:
 
 def complain(sentence: str) -> None:
     """Say on stderr what is wrong."""
-    sys.stderr.write(f"nvflare-torchrun: {_printable(sentence)}\n")
+    tell(f"nvflare-torchrun: {printable(sentence)}\n")
+
+
+def tell(text: str) -> None:
+    """Write text to stderr; where that cannot be written, nobody is left to be told."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def give_output_up(error: OSError) -> None:
+    """Say that stdout cannot be written, unless its reader has just seen enough, and lead the rest to nowhere."""
+    if error.errno != errno.EPIPE:
+        complain(f"the output cannot be written: {error.strerror}")
+    # What is left in its buffer would be complained of once more when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def is_plain() -> bool:
+    """Return whether a terminal is to get no colours: it has none, or its user wants none (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR")) or has_no_cursor()
+
+
+def has_no_cursor() -> bool:
+    """Return whether a terminal cannot take back what it has shown."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def _cell(cell: str | Text) -> Text:
-    return Text(_printable(cell.plain), cell.style) if isinstance(cell, Text) else Text(_printable(cell))
+    return Text(printable(cell.plain), cell.style) if isinstance(cell, Text) else Text(printable(cell))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text with what could rule a terminal, or cannot be encoded, written out; lines stay lines."""
     return "".join(
         one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text

@@ -18,7 +18,7 @@ import typer
 
 from . import asked
 from .live import Screen, as_json, as_text
-from .output import JsonOption, RefusedError, complain
+from .output import JsonOption, RefusedError, complain, give_output_up, has_no_cursor, is_plain, tell
 
 if TYPE_CHECKING:
     from ..group import Group
@@ -80,8 +80,7 @@ def run(
     with _locked(workspace, plan):
         verdict, received = _Running(plan, as_json_lines).run()
     code = 128 + received if received else int(verdict.outcome != "ok")
-    _tell(verdict, logs, code, as_json_lines)
-    raise typer.Exit(code)
+    raise typer.Exit(_tell(verdict, logs, code, as_json_lines))
 
 
 class _Running:
@@ -119,9 +118,9 @@ class _Running:
 
         screen = Screen(
             sys.stdout,
-            sys.stderr if sys.stderr.isatty() else None,
-            as_json if self._json_lines else as_text(coloured=sys.stdout.isatty()),
-            lambda: loop.call_soon_threadsafe(stop, "nobody reads its output any more"),
+            sys.stderr if sys.stderr.isatty() and not has_no_cursor() else None,
+            as_json if self._json_lines else as_text(coloured=sys.stdout.isatty() and not is_plain()),
+            lambda why: loop.call_soon_threadsafe(stop, why),
         )
         self._handle_signals(stop, groups)
         watching = loop.create_task(_watch(screen, groups))
@@ -203,13 +202,14 @@ def _logger() -> logging.Logger:
     return logger
 
 
-def _tell(verdict: Verdict, logs: Path, code: int, json_lines: bool) -> None:
+def _tell(verdict: Verdict, logs: Path, code: int, json_lines: bool) -> int:
+    """Say how it has ended; return the exit code, which a verdict that cannot be written makes 1."""
+    tell(f"{verdict.text()}\nlogs and verdict: {logs}\n")
+    last = {"verdict": verdict.as_dict(), "exit_code": code, "run_dir": str(logs)}
     try:
-        if json_lines:
-            last = {"verdict": verdict.as_dict(), "exit_code": code, "run_dir": str(logs)}
-            sys.stdout.write(json.dumps(last) + "\n")
+        sys.stdout.write(json.dumps(last) + "\n" if json_lines else "")
         sys.stdout.flush()
-    except OSError:
-        # Python would complain of it once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stderr.write(f"{verdict.text()}\nlogs and verdict: {logs}\n")
+    except OSError as error:
+        give_output_up(error)
+        return code or 1
+    return code

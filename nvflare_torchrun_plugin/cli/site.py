@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .command_line import Verb
+from .kit import (
+    ALLOW_LIST,
+    CLASSES,
+    allows,
+    command,
+    is_allowed,
+    local_folder,
+    put,
+    resources_file,
+    resources_of,
+    show_difference,
+)
 from .output import JsonOption, RefusedError, console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -22,10 +31,9 @@ __all__ = ["app"]
 
 app = typer.Typer(help="A site's nodes and what it allows, in its startup kit.", no_args_is_help=True)
 
-_CLASSES = "nvflare_torchrun_plugin."
-_KEY = "class_allow_list"
 _HEADER = (
-    "# The nodes of this site, and the scripts that any job may run on them. Check: nvflare-torchrun site check\n"
+    "# The nodes of this site, and the scripts that any job may run on them. Whether all is well is said by\n"
+    "# `nvflare-torchrun site check`, followed by the site's folder.\n"
 )
 
 _Kit = Annotated[Path, typer.Argument(help="The site's startup kit: the folder with local/ and startup/ in it.")]
@@ -36,12 +44,13 @@ _Elsewhere = Annotated[
 
 
 @app.command(
+    cls=Verb,
     epilog="Example: nvflare-torchrun site check prod_00/site-1\n\n"
-    "Exit codes: 0 all is well; 1 there is something to correct, and it is named; 2 there is no kit."
+    "Exit codes: 0 all is well; 1 there is something to correct, and it is named; 2 there is no kit.",
 )
 def check(kit: _Kit, elsewhere: _Elsewhere = False, as_json: JsonOption = False) -> None:
     """Check local/node_group.yaml, and whether a job without code of its own finds our classes allowed."""
-    local = _local(kit)
+    local = local_folder(kit)
     try:
         found = _read(local / _name(), elsewhere)
     except ValueError as error:
@@ -50,7 +59,7 @@ def check(kit: _Kit, elsewhere: _Elsewhere = False, as_json: JsonOption = False)
         else:
             console().print(f"problem: {error}", markup=False)
         raise typer.Exit(1) from None
-    allows = _allows(local)
+    allowed = allows(local)
     missing = [
         script
         for script in (found.allowed_scripts if found else ())
@@ -64,19 +73,20 @@ def check(kit: _Kit, elsewhere: _Elsewhere = False, as_json: JsonOption = False)
                 "group": found.group.to_property() if found and found.group else None,
                 "allowed_scripts": list(found.allowed_scripts) if found else [],
                 "missing_scripts": missing,
-                "classes_allowed": allows,
+                "classes_allowed": allowed,
             }
         )
     else:
-        _tell(local, found, allows, missing)
+        _tell(kit, found, allowed, missing)
     if missing:
         raise typer.Exit(1)
 
 
 @app.command(
+    cls=Verb,
     epilog="Example: nvflare-torchrun site write prod_00/site-1 --nodes gpu-0,gpu-1 --transport ssh "
     "--allow /opt/site/train.py\n\n"
-    "Exit codes: 0 it is written; 2 it cannot work, or something is in the way: nothing is written."
+    "Exit codes: 0 it is written; 2 it cannot work, or something is in the way: nothing is written.",
 )
 def write(
     kit: _Kit,
@@ -84,7 +94,7 @@ def write(
         str | None, typer.Option(help="How many on this host, host names with commas between, or auto.")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="local, ssh, srun, or a command with {host} (and {command}) in it.")
+        str | None, typer.Option(help="local, ssh, srun, join, or a command with {host} (and {command}) in it.")
     ] = None,
     nproc_per_node: Annotated[
         str | None, typer.Option(help="Processes on each of the hosts: a number, auto, gpu, cpu.")
@@ -101,11 +111,22 @@ def write(
     stage: Annotated[
         str | None, typer.Option(help="auto, always or never: whether nodes get a copy of the job's code.")
     ] = None,
+    join_file: Annotated[
+        str | None,
+        typer.Option(help="With join: the client's join file, made beforehand. Default: one for each job."),
+    ] = None,
+    join_ports: Annotated[
+        str | None, typer.Option(help="With join: first and last port to wait at, as 30400-30499.")
+    ] = None,
+    join_wait: Annotated[
+        float | None, typer.Option(help="With join: seconds for a node that is not there. Default: 60.")
+    ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="A script that any job may run, absolute; several times.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a file that is there.")] = False,
     elsewhere: _Elsewhere = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write local/node_group.yaml, and no other file of the kit.
 
@@ -114,7 +135,7 @@ def write(
     """
     import yaml
 
-    local = _local(kit)
+    local = local_folder(kit)
     described = {
         "nodes": _nodes(nodes, nproc_per_node),
         "transport": _transport(transport),
@@ -124,6 +145,7 @@ def write(
         "on_busy": on_busy,
         "busy_timeout": busy_timeout,
         "stage": stage,
+        "join": _join(join_file, join_ports, join_wait),
         "allowed_scripts": allow or None,
     }
     given = {key: value for key, value in described.items() if value is not None}
@@ -132,19 +154,26 @@ def write(
     text = _HEADER + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
     target = local / _name()
     if target.exists() and not replace:
-        raise RefusedError(f"{target} is there already; look at it with `site check`, or give --replace")
+        look = command("check", kit)
+        raise RefusedError(f"{target} is there already: `{look}` shows what it says, --replace writes over it")
     try:
         old = target.read_text(encoding="utf-8", errors="replace") if target.exists() else ""
     except OSError as error:
         raise RefusedError(f"{target} cannot be read: {error.strerror}; correct or remove it") from None
-    _put(target, text, lambda draft: _read(draft, elsewhere))
-    _show_difference(old, text, target)
+    put(target, text, lambda draft: _read(draft, elsewhere))
+    if as_json:
+        print_json({"file": str(target), "written": given})
+        return
+    show_difference(old, text, target)
+    look = command("check", kit, *(["--elsewhere"] if elsewhere else []))
+    console().print(f"{target} is written; {look} looks at it again", markup=False)
 
 
 @app.command(
-    epilog="Example: nvflare-torchrun site allow prod_00/site-1 (shows it); nvflare-torchrun site allow "
-    "prod_00/site-1 --write (does it)\n\n"
-    "Exit codes: 0 it is shown, or written; 2 a file of the kit is not whole: nothing is written."
+    cls=Verb,
+    epilog="Example: nvflare-torchrun site allow prod_00/site-1\n\n"
+    "Example: nvflare-torchrun site allow prod_00/site-1 --write\n\n"
+    "Exit codes: 0 it is shown, or written; 2 a file of the kit is not whole: nothing is written.",
 )
 def allow(
     kit: _Kit,
@@ -157,27 +186,28 @@ def allow(
     the second (or kept as it is, when it is there) with the entry added; the difference is shown before. A site
     that runs must be started again to see it.
     """
-    local = _local(kit)
-    source = _resources(local)
-    before, resources = _resources_of(source)
-    there = _is_allowed(resources)
+    local = local_folder(kit)
+    source = resources_file(local)
+    before, resources = resources_of(source)
+    there = is_allowed(resources)
     after = before
     if not there:
-        resources[_KEY] = [*resources[_KEY], _CLASSES]
+        resources[ALLOW_LIST] = [*resources[ALLOW_LIST], CLASSES]
         after = json.dumps(resources, indent=2, ensure_ascii=False) + "\n"
     target = local / "resources.json"
-    if as_json:
-        print_json({"entry": _CLASSES, "key": _KEY, "from": str(source), "to": str(target), "allowed": there})
-    elif there:
-        console().print(f"{source} allows {_CLASSES} already", markup=False)
-    else:
+    if there and not as_json:
+        console().print(f"{source} allows {CLASSES} already", markup=False)
+    elif not as_json:
         shown = json.dumps(json.loads(before), indent=2, ensure_ascii=False) + "\n"
-        console().print(f'{_KEY} needs the entry "{_CLASSES}":', markup=False)
-        _show_difference(shown, after, target, source)
+        console().print(f'{ALLOW_LIST} needs the entry "{CLASSES}":', markup=False)
+        show_difference(shown, after, target, source)
     if write and not there:
-        _put(target, after, _resources_of, source)
+        put(target, after, resources_of, source)
         if not as_json:
             console().print(f"{target} is written", markup=False)
+    if as_json:
+        told = {"entry": CLASSES, "key": ALLOW_LIST, "from": str(source), "to": str(target)}
+        print_json({**told, "allowed": there, "written": write and not there})
 
 
 def _name() -> str:
@@ -186,24 +216,18 @@ def _name() -> str:
     return NAME
 
 
-def _local(kit: Path) -> Path:
-    local = kit / "local"
-    if not local.is_dir() or not (kit / "startup").is_dir():
-        raise RefusedError(f"{kit} is no startup kit: it has no local/ and startup/; give the site's folder")
-    return local
-
-
 def _read(path: Path, elsewhere: bool) -> SiteFile | None:
     from ..site_file import read_site_file
 
     return read_site_file(str(path), None if elsewhere else os.environ)
 
 
-def _tell(local: Path, found: SiteFile | None, allows: bool | None, missing: list[str]) -> None:
+def _tell(kit: Path, found: SiteFile | None, allowed: bool, missing: list[str]) -> None:
     out = console()
     if found is None:
         out.print(
-            f"{local / _name()} is not there: each job says which nodes it takes, or takes this host", markup=False
+            f"{kit / 'local' / _name()} is not there: each job says which nodes it takes, or takes this host",
+            markup=False,
         )
     elif found.group is None:
         out.print("nodes: each job says which it takes, or takes this host", markup=False)
@@ -226,83 +250,27 @@ def _tell(local: Path, found: SiteFile | None, allows: bool | None, missing: lis
         else:
             out.print("nodes: the scheduler's, found when a job runs", markup=False)
         out.print(f"transport: {transport}", markup=False)
+        if group.join is not None:
+            first, last = group.join.ports
+            file = group.join.file or "one for each job"
+            out.print(
+                f"join: file {file}; ports {first} to {last}; {group.join.wait:g} s for an absent node",
+                markup=False,
+            )
         out.print(f"on_busy: {group.on_busy}, {group.busy_timeout:g} s; stage: {group.stage}", markup=False)
         if group.env:
             out.print(f"env: {', '.join(sorted(group.env))}", markup=False)
     if found is not None:
         for script in found.allowed_scripts:
             out.print(f"any job may run: {script}{' (MISSING here)' if script in missing else ''}", markup=False)
-    if allows is False:
-        out.print(
-            f"jobs without code of their own are refused: {_CLASSES} is not allowed (site allow)", markup=False
-        )
-    elif allows:
+    if allowed:
         out.print("jobs without code of their own find our classes allowed", markup=False)
-
-
-# -- class_allow_list ---------------------------------------------------------------------------------------------
-
-
-def _resources(local: Path) -> Path:
-    for name in ("resources.json", "resources.json.default"):
-        if (local / name).is_file():
-            return local / name
-    raise RefusedError(f"{local} has no resources.json and no resources.json.default; make the kit again")
-
-
-def _resources_of(path: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        resources = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise RefusedError(f"{path} cannot be read: {error}; correct it") from None
-    classes = resources.get(_KEY) if isinstance(resources, dict) else None
-    if not isinstance(classes, list):
-        raise RefusedError(f"{path} has no list {_KEY}: it is no whole copy of resources.json.default; correct it")
-    return text, resources
-
-
-def _is_allowed(resources: dict[str, Any]) -> bool:
-    return any(prefix in resources[_KEY] for prefix in ("*", _CLASSES, _CLASSES.rstrip(".")))
-
-
-def _allows(local: Path) -> bool | None:
-    return _is_allowed(_resources_of(_resources(local))[1])
-
-
-# -- writing ------------------------------------------------------------------------------------------------------
-
-
-def _put(target: Path, text: str, check: Callable[[Path], object], source: Path | None = None) -> None:
-    """Write the file in one piece, once it has been read back without a complaint; a link stays one.
-
-    Who may read it stays as it was, or is as with the source of a new one.
-    """
-    place = Path(os.path.realpath(target))
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        check(draft)
-        like = place if place.exists() else source
-        if like is not None:
-            shutil.copymode(like, draft)
-        draft.replace(place)
-    except OSError as error:
-        raise RefusedError(f"{target} cannot be written: {error.strerror}") from None
-    except ValueError as error:
-        raise RefusedError(str(error).replace(str(draft), str(target))) from None
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _show_difference(old: str, new: str, target: Path, source: Path | None = None) -> None:
-    lines = difflib.unified_diff(
-        old.splitlines(True), new.splitlines(True), str(source or target), str(target), n=2
-    )
-    sys.stdout.write("".join(lines))
-
-
-# -- options ------------------------------------------------------------------------------------------------------
+    else:
+        way_out = command("allow", kit, "--write")
+        out.print(
+            f"jobs without code of their own are refused: {CLASSES} is not allowed; {way_out} allows it",
+            markup=False,
+        )
 
 
 def _number(text: str) -> int | str:
@@ -337,6 +305,11 @@ def _transport(text: str | None) -> object:
 
 def _ports(text: str | None) -> list[int | str] | None:
     return None if text is None else [_number(port) for port in text.split("-")]
+
+
+def _join(file: str | None, ports: str | None, wait: float | None) -> dict[str, object] | None:
+    said = {"file": file, "ports": _ports(ports), "wait": wait}
+    return {key: value for key, value in said.items() if value is not None} or None
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..templates import path
+from .command_line import Verb
 from .output import JsonOption, RefusedError, console, print_json, print_table
 
 __all__ = ["app"]
@@ -22,16 +24,21 @@ _DESCRIPTION = re.compile(r'^\s*description\s*=\s*"(.*)"\s*$', re.MULTILINE)
 
 @app.command(
     "path",
+    cls=Verb,
     epilog="Example: nvflare job create -w $(nvflare-torchrun templates path)/torchrun_fedavg_pt -j job\n\n"
     "Exit codes: 0 it is there; 2 the package is not whole.",
 )
-def print_path() -> None:
+def print_path(as_json: JsonOption = False) -> None:
     """Print the folder of all templates, for `nvflare job create -w`."""
-    typer.echo(str(_bundled()))
+    if as_json:
+        print_json({"folder": str(_bundled())})
+    else:
+        typer.echo(str(_bundled()))
 
 
 @app.command(
     "list",
+    cls=Verb,
     epilog="Example: nvflare-torchrun templates list\n\n"
     "Exit codes: 0 they are listed; 2 the package is not whole.",
 )
@@ -45,8 +52,9 @@ def list_all(as_json: JsonOption = False) -> None:
 
 
 @app.command(
+    cls=Verb,
     epilog="Example: nvflare-torchrun templates show torchrun_fedavg_pt\n\n"
-    "Exit codes: 0 it is shown; 2 there is no such one."
+    "Exit codes: 0 it is shown; 2 there is no such one.",
 )
 def show(name: _Name, as_json: JsonOption = False) -> None:
     """Show what a template does, its variables, and its files."""
@@ -68,11 +76,14 @@ def show(name: _Name, as_json: JsonOption = False) -> None:
 
 
 @app.command(
+    cls=Verb,
     epilog="Example: nvflare-torchrun templates copy torchrun_fedavg_pt my_template\n\n"
-    "Exit codes: 0 it is copied; 2 there is no such one, or something is in the way."
+    "Exit codes: 0 it is copied; 2 there is no such one, or something is in the way.",
 )
 def copy(
-    name: _Name, target: Annotated[Path, typer.Argument(help="The new folder, which must not be there yet.")]
+    name: _Name,
+    target: Annotated[Path, typer.Argument(help="The new folder, which must not be there yet.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Copy a template into a folder of your own, to change more of it than its variables."""
     folder = _folder(name)
@@ -82,7 +93,11 @@ def copy(
         raise RefusedError(f"{target} is there already; give a folder that is not") from None
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from None
-    console().print(f"{target} is a copy: nvflare job create -w {target.absolute()} ...", markup=False)
+    if as_json:
+        print_json({"name": name, "folder": str(target.absolute())})
+    else:
+        command = shlex.join(["nvflare", "job", "create", "-w", str(target.absolute())])
+        console().print(f"{target} is a copy: {command} ...", markup=False)
 
 
 def _bundled() -> Path:

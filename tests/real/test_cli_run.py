@@ -111,7 +111,8 @@ def test_on_a_terminal_there_is_a_progress_line_and_its_ctrl_c_ends_it(tmp_path:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        os.execv(COMMAND[0], [*COMMAND, "run", "--nodes", "2", "--nproc-per-node", "1", "train.py"])  # noqa: S606
+        words = ["run", "--nodes", "2", "--nproc-per-node", "1", "train.py"]
+        os.execve(COMMAND[0], [*COMMAND, *words], {**os.environ, "TERM": "xterm"})  # noqa: S606
     said = b""
     with open(terminal, "rb", buffering=0) as reading:
         while not (b"training" in said and said.count(b"waits") == 2):

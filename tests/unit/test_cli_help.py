@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from nvflare_torchrun_plugin.cli.app import app
+from nvflare_torchrun_plugin.cli.verbs import app
 
 
 def verbs(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -26,3 +26,19 @@ def test_help_has_an_example_and_the_exit_codes(words: tuple[str, ...]) -> None:
     assert done.exit_code == 0
     assert "Example: nvflare" in done.output
     assert "Exit codes: 0" in done.output
+
+
+@pytest.mark.parametrize("words", list(verbs(typer.main.get_command(app))), ids=" ".join)
+def test_every_verb_speaks_to_machines(words: tuple[str, ...]) -> None:
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
+
+
+def test_a_paragraph_is_wrapped_where_the_terminal_ends() -> None:
+    done = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
+    assert (
+        "ends the group on all nodes; Ctrl-C does, too. The nodes need this package, and the script" in done.output
+    )
+    assert "run [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..." in done.output

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -168,7 +170,7 @@ def test_nodes_that_a_job_of_the_site_uses_are_not_taken(
 
 def test_the_command_starts_without_torch_and_nvflare() -> None:
     code = (
-        "import sys, nvflare_torchrun_plugin.cli.app\n"
+        "import sys, nvflare_torchrun_plugin.cli.verbs\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'nvflare', 'numpy'}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -212,12 +214,12 @@ class Slow(StringIO):
 
 class Broken(StringIO):
     def write(self, _text: str) -> int:
-        raise BrokenPipeError
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def test_lines_have_their_node_and_rank_in_front() -> None:
     out = StringIO()
-    screen = Screen(out, None, as_text(coloured=False), lambda: None)
+    screen = Screen(out, None, as_text(coloured=False), lambda _: None)
     screen.show(1, 3, "loss 0.5")
     screen.show(0, None, "torchrun says")
     screen.progress("not on a terminal")
@@ -230,7 +232,7 @@ def test_lines_have_their_node_and_rank_in_front() -> None:
 def test_the_progress_goes_before_a_line_and_at_the_end() -> None:
     out = Slow()
     terminal = StringIO()
-    screen = Screen(out, terminal, as_text(coloured=False), lambda: None)
+    screen = Screen(out, terminal, as_text(coloured=False), lambda _: None)
     screen.progress("training")
     screen.show(0, 0, "a")
     assert out.reached.wait(60)
@@ -244,7 +246,7 @@ def test_the_progress_goes_before_a_line_and_at_the_end() -> None:
 def test_a_slow_reader_stops_nobody_and_is_told_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvflare_torchrun_plugin.cli.live._MOST", 2)
     out = Slow()
-    screen = Screen(out, None, as_text(coloured=False), lambda: None)
+    screen = Screen(out, None, as_text(coloured=False), lambda _: None)
     screen.show(0, 0, "first")
     assert out.reached.wait(60)
     for text in ("a", "b", "c", "d"):
@@ -255,13 +257,13 @@ def test_a_slow_reader_stops_nobody_and_is_told_what_it_missed(monkeypatch: pyte
 
 
 def test_a_reader_that_is_gone_is_told_once() -> None:
-    told = threading.Semaphore(0)
-    screen = Screen(Broken(), None, as_text(coloured=False), told.release)
+    told: queue.Queue[str] = queue.Queue()
+    screen = Screen(Broken(), None, as_text(coloured=False), told.put)
     screen.show(0, 0, "a")
-    assert told.acquire(timeout=60)
+    assert told.get(timeout=60) == "nobody reads its output any more"
     screen.show(0, 0, "b")
     screen.close()
-    assert not told.acquire(blocking=False)
+    assert told.empty()
 
 
 def test_a_run_directory_that_is_none_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from nvflare_torchrun_plugin.cli.app import app
 from nvflare_torchrun_plugin.cli.output import RefusedError
+from nvflare_torchrun_plugin.cli.verbs import app
 
 DEFAULT = {"format_version": 2, "class_allow_list": ["nvflare."], "components": [{"id": "x"}]}
 
@@ -68,7 +69,8 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(kit: Path) -> None:
     file = kit / "local/node_group.yaml"
     file.write_text("nodes: 3\n")
     file.chmod(0o600)
-    assert "is there already" in refusal("write", kit, "--nodes", "2")
+    said = refusal("write", kit, "--nodes", "2")
+    assert f"is there already: `nvflare-torchrun site check '{kit}'` shows what it says" in said
     assert written(kit) == {"nodes": 3}
     done = site("write", kit, "--nodes", "2", "--replace")
     assert {"-nodes: 3", "+nodes: 2"} <= set(done.output.splitlines())
@@ -76,9 +78,71 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(kit: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_nodes_that_dial_in(kit: Path) -> None:
+    join = ["--join-file", "/etc/site/join.json", "--join-ports", "31000-31099", "--join-wait", "5"]
+    assert site("write", kit, "--nodes", "3", "--transport", "join", *join).exit_code == 0
+    assert written(kit) == {
+        "nodes": 3,
+        "transport": "join",
+        "join": {"file": "/etc/site/join.json", "ports": [31000, 31099], "wait": 5.0},
+    }
+    shown = site("check", kit).output
+    assert "join: file /etc/site/join.json; ports 31000 to 31099; 5 s for an absent node\n" in shown
+    site("write", kit, "--nodes", "auto", "--transport", "join", "--replace", "--elsewhere")
+    assert (
+        "join: file one for each job; ports 30400 to 30499; 60 s for" in site("check", kit, "--elsewhere").output
+    )
+
+
+def test_what_is_shown_can_be_typed(kit: Path) -> None:
+    shown = site("write", kit, "--nodes", "2").output.splitlines()[-1]
+    command = shown.partition("is written; ")[2].removesuffix(" looks at it again")
+    assert shlex.split(command) == ["nvflare-torchrun", "site", "check", str(kit)]
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+
+
+def test_to_machines_it_says_what_it_has_done(kit: Path) -> None:
+    told = json.loads(site("write", kit, "--nodes", "2", "--json").output)
+    assert told == {"file": str(kit / "local/node_group.yaml"), "written": {"nodes": 2}}
+    told = json.loads(site("allow", kit, "--write", "--json").output)
+    assert (told["allowed"], told["written"]) == (False, True)
+    told = json.loads(site("allow", kit, "--write", "--json").output)
+    assert (told["allowed"], told["written"]) == (True, False)
+
+
+def test_a_difference_rules_no_terminal(kit: Path) -> None:
+    (kit / "local/node_group.yaml").write_bytes(b"# \x1b[2J \xff \xc2\x9b\n")
+    shown = site("write", kit, "--nodes", "2", "--replace").output
+    assert "-# \\x1b[2J \N{REPLACEMENT CHARACTER} \\x9b\n" in shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_writes_belongs_to_the_kits_owner(kit: Path) -> None:
+    owner = (12345, 12346)
+    os.chown(kit / "local", *owner)
+    for words in (["write", kit, "--nodes", "2"], ["allow", kit, "--write"]):
+        assert site(*words).exit_code == 0
+    for name in ("node_group.yaml", "resources.json"):
+        found = (kit / "local" / name).stat()
+        assert (found.st_uid, found.st_gid) == owner
+    os.chown(kit / "local/node_group.yaml", 54321, 54321)
+    site("write", kit, "--nodes", "3", "--replace")
+    assert (kit / "local/node_group.yaml").stat().st_uid == 54321
+
+
+def test_a_link_in_place_of_the_draft_is_not_followed(kit: Path) -> None:
+    kept = kit / "kept"
+    kept.write_text("as it was")
+    (kit / f"local/.node_group.yaml.{os.getpid()}").symlink_to(kept)
+    assert "cannot be written: File exists" in refusal("write", kit, "--nodes", "2")
+    assert kept.read_text() == "as it was"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--nodes", "2", "--join-wait", "5"], "join is given, but transport is None: set transport to 'join'"),
+        (["--nodes", "2", "--transport", "join", "--join-ports", "9"], "join ports is [9]"),
         (["--nodes", "far-away,b", "--transport", "ssh"], "node rank 0 must be the client's own host"),
         (["--nodes", "0"], "must be a number from 1"),
         (["--nodes", "2", "--allow", "a.py"], "must be the absolute path of a script"),
@@ -127,7 +191,8 @@ def test_a_check_says_what_there_is(kit: Path) -> None:
         "transport: ssh",
         "on_busy: wait, 3600 s; stage: auto",
         f"any job may run: {here}",
-        "jobs without code of their own are refused: nvflare_torchrun_plugin. is not allowed (site allow)",
+        "jobs without code of their own are refused: nvflare_torchrun_plugin. is not allowed;"
+        f" nvflare-torchrun site allow '{kit}' --write allows it",
     ]
     site("write", kit, "--allow", "/no/such.py", "--replace")
     done = site("check", kit, "--json")

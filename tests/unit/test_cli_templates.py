@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nvflare_torchrun_plugin import templates as bundled
-from nvflare_torchrun_plugin.cli.app import app
 from nvflare_torchrun_plugin.cli.output import RefusedError
+from nvflare_torchrun_plugin.cli.verbs import app
 from nvflare_torchrun_plugin.templates import path
 
 NAMES = sorted(folder.name for folder in path().iterdir())
@@ -22,6 +22,7 @@ def templates(*words: str | Path) -> Result:
 
 def test_the_path() -> None:
     assert templates("path").output == f"{path()}\n"
+    assert json.loads(templates("path", "--json").output) == {"folder": str(path())}
 
 
 def test_the_list_has_every_template_and_what_it_is_for() -> None:
@@ -52,6 +53,9 @@ def test_a_copy_is_one_and_replaces_nothing(tmp_path: Path) -> None:
     assert templates("copy", NAMES[0], target).exit_code == 0
     copied = {file.name: file.read_bytes() for file in target.iterdir()}
     assert copied == {file.name: file.read_bytes() for file in (path() / NAMES[0]).iterdir()}
+    told = json.loads(templates("copy", NAMES[0], tmp_path / "more", "--json").output)
+    assert told == {"name": NAMES[0], "folder": str(tmp_path / "more")}
+    assert "nvflare job create -w '" in templates("copy", NAMES[0], tmp_path / "a blank").output
     done = templates("copy", NAMES[0], target)
     assert isinstance(done.exception, RefusedError)
     assert f"{target} is there already" in str(done.exception)

@@ -11,8 +11,8 @@ import pytest
 from test_timeline import at, ends, group, moments, task, write
 from typer.testing import CliRunner
 
-from nvflare_torchrun_plugin.cli.app import app
 from nvflare_torchrun_plugin.cli.output import RefusedError
+from nvflare_torchrun_plugin.cli.verbs import app
 from nvflare_torchrun_plugin.events import GROUP_FILE, TASKS_FILE
 from nvflare_torchrun_plugin.timeline import PHASES
 

@@ -15,7 +15,7 @@ import pytest
 from test_cli_timeline import a_good_task
 from typer.testing import CliRunner
 
-from nvflare_torchrun_plugin.cli.app import app
+from nvflare_torchrun_plugin.cli.verbs import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

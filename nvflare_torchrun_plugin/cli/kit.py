@@ -1,0 +1,143 @@
+"""The files of a site's startup kit that concern us, read and written."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .output import RefusedError, printable
+
+__all__ = [
+    "ALLOW_LIST",
+    "CLASSES",
+    "allows",
+    "command",
+    "is_allowed",
+    "local_folder",
+    "put",
+    "resources_file",
+    "resources_of",
+    "show_difference",
+]
+
+CLASSES = "nvflare_torchrun_plugin."
+"""What a job without code of its own needs in the list."""
+ALLOW_LIST = "class_allow_list"
+
+
+def command(verb: str, kit: Path, *options: str) -> str:
+    """Return the command line of a verb of `site`, for a person to copy."""
+    return shlex.join(["nvflare-torchrun", "site", verb, str(kit), *options])
+
+
+def local_folder(kit: Path) -> Path:
+    """Return the folder of the site's own files.
+
+    Raises:
+        RefusedError: this is no kit.
+    """
+    local = kit / "local"
+    if not local.is_dir() or not (kit / "startup").is_dir():
+        raise RefusedError(f"{kit} is no startup kit: it has no local/ and startup/; give the site's folder")
+    return local
+
+
+def resources_file(local: Path) -> Path:
+    """Return the one that NVFlare reads.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    for name in ("resources.json", "resources.json.default"):
+        if (local / name).is_file():
+            return local / name
+    raise RefusedError(f"{local} has no resources.json and no resources.json.default; make the kit again")
+
+
+def resources_of(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the file's text, and what it says.
+
+    Raises:
+        RefusedError: it cannot be read, or is not whole.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        resources = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"{path} cannot be read: {error}; correct it") from None
+    classes = resources.get(ALLOW_LIST) if isinstance(resources, dict) else None
+    if not isinstance(classes, list):
+        raise RefusedError(
+            f"{path} has no list {ALLOW_LIST}: it is no whole copy of resources.json.default; correct it"
+        )
+    return text, resources
+
+
+def is_allowed(resources: dict[str, Any]) -> bool:
+    """Return whether our classes are."""
+    return any(prefix in resources[ALLOW_LIST] for prefix in ("*", CLASSES, CLASSES.rstrip(".")))
+
+
+def allows(local: Path) -> bool:
+    """Return whether the site allows our classes.
+
+    Raises:
+        RefusedError: its file is not there, or not whole.
+    """
+    return is_allowed(resources_of(resources_file(local))[1])
+
+
+def put(target: Path, text: str, check: Callable[[Path], object], source: Path | None = None) -> None:
+    """Write the file in one piece, once it has been read back without a complaint; a link stays one.
+
+    Who may read it stays as it was, or is as with the source of a new one. Written by root it belongs to whom it
+    belonged to, a new one to the owner of its folder: the site's own user must be able to read it.
+
+    Args:
+        target: the file.
+        text: what it is to hold.
+        check: reads a draft of it.
+        source: the file that a new one is made of.
+
+    Raises:
+        RefusedError: it cannot be written, or ``check`` has raised a ValueError.
+    """
+    place = Path(os.path.realpath(target))
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    made = False
+    try:
+        # Never through a link that somebody has laid there: this may be root in a folder of another's.
+        with open(draft, "x", encoding="utf-8") as file:
+            made = True
+            file.write(text)
+            like = place if place.exists() else source
+            if os.geteuid() == 0:
+                owner = (place if place.exists() else place.parent).stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            if like is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(like.stat().st_mode))
+        check(draft)
+        draft.replace(place)
+        made = False
+    except OSError as error:
+        raise RefusedError(f"{target} cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        raise RefusedError(str(error).replace(str(draft), str(target))) from None
+    finally:
+        if made:
+            draft.unlink(missing_ok=True)
+
+
+def show_difference(old: str, new: str, target: Path, source: Path | None = None) -> None:
+    """Print what is taken away and what is added; signs that could rule a terminal are written out."""
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), str(source or target), str(target), n=2, lineterm=""
+    )
+    sys.stdout.writelines(printable(line) + "\n" for line in lines)
