@@ -1,22 +1,69 @@
-"""Puts the help of every verb of the console command on its page, as the command prints it."""
+"""Makes the pages whole: chapters of the README, and the help of every verb of the console command."""
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from nvflare_torchrun_plugin.cli.verbs import app
 
-PAGE = "reference/commands.md"
+COMMANDS = "reference/commands.md"
+README = Path(__file__).parents[1] / "README.md"
+CHAPTERS = {
+    "#your-nodes": "how-to/nodes.md",
+    "#beside-nvflares-slurm-launcher": "how-to/slurm-launcher.md",
+    "#nodes-that-dial-in": "how-to/join.md",
+    "#who-may-run-it": "how-to/site.md",
+    "#options-of-the-executor": "reference/readme.md#options-of-the-executor",
+    "#signals": "reference/readme.md#signals",
+}
+"""Where the README's chapters are on these pages."""
+
+_CHAPTER = re.compile(r'^--8<-- "README.md:(\w+)"$', re.MULTILINE)
+_LINK = re.compile(r"\]\((#[^)]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by MkDocs with each page."""
-    if page.file.src_path != PAGE:
-        return markdown
-    return markdown + "".join(_verbs(typer.main.get_command(app), "nvflare-torchrun"))
+    return whole(markdown, page.file.src_path)
+
+
+def whole(markdown: str, path: str) -> str:
+    """Return a page with what is to be in it.
+
+    Args:
+        markdown: as it is written; a line ``--8<-- "README.md:name"`` stands for the README's chapter between the
+            markers of that name.
+        path: of the page below ``docs``.
+
+    Raises:
+        LookupError: the README has no such chapter, or it refers to another that is on no page.
+    """
+    markdown = _CHAPTER.sub(lambda found: _chapter(found[1], path), markdown)
+    if path == COMMANDS:
+        markdown += "".join(_verbs(typer.main.get_command(app), "nvflare-torchrun"))
+    return markdown
+
+
+def _chapter(name: str, path: str) -> str:
+    begin, end = (f"<!-- --8<-- [{which}:{name}] -->\n" for which in ("start", "end"))
+    readme = README.read_text(encoding="utf-8")
+    if begin not in readme or end not in readme:
+        raise LookupError(f"{README} has no chapter {name} that {path} could have")
+    text = readme.partition(begin)[2].partition(end)[0]
+    return _LINK.sub(lambda found: f"]({_relative(CHAPTERS[found[1]], path)})", text)
+
+
+def _relative(target: str, path: str) -> str:
+    page, sharp, anchor = target.partition("#")
+    if page == path:
+        return f"#{anchor}" if anchor else posixpath.basename(page)
+    return posixpath.relpath(page, posixpath.dirname(path) or ".") + sharp + anchor
 
 
 def _verbs(command: Any, name: str) -> Iterator[str]:

@@ -125,8 +125,10 @@ class Poc:
         for file in [self.folder / "poc" / "project.yml", *self.kits.glob("*/startup/fed_*.json")]:
             file.write_text(re.sub(r"\b8002\b", str(port), file.read_text()))
 
-    def start(self) -> None:
-        self.nvflare("poc", "start", "--timeout", "90")
+    def start(self, *only: str) -> None:
+        """Start server and sites, or only those that are named."""
+        chosen = [word for name in only for word in ("-p", name)]
+        self.nvflare("poc", "start", "--timeout", "90", *chosen)
         self.services = self.processes()
         if self._host is None:
             self.session = new_secure_session(ADMIN, str(self.kits / ADMIN))
