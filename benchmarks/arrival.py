@@ -7,6 +7,7 @@ once with NVFlare's and its translator. Both clocks are this host's.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,9 @@ Executor = Callable[[Path], dict[str, object]]
 """Makes an executor whose script notes in the file when it has its model."""
 
 SOURCES = Path(__file__).with_name("arrival_job")
+
+ARENAS = "4"
+"""Areas in which the C library looks for memory; what the start script of a provisioned site sets."""
 
 # Processes on one node, as both executors can have them.
 PROCESSES = 2
@@ -108,6 +112,7 @@ def run_job(name: str, executor: Executor, rounds: int) -> list[Task]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, "MALLOC_ARENA_MAX": ARENAS},
         )
         if not received.exists() or len(received.read_text().split()) != rounds:
             raise RuntimeError(f"the job of {name} failed (exit code {done.returncode}):\n{done.stdout}")
