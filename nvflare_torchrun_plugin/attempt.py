@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from nvflare_torchrun_plugin.copies import Copies
 from nvflare_torchrun_plugin.given_up import GivenUp
@@ -28,7 +28,8 @@ class Attempt:
     Attributes:
         began: when its nodes may have begun to be looked for, in seconds of the monotonic clock.
         trains: is done once the ranks are at their task; never if they do not come so far.
-        ended: the verdict, None when no group was started.
+        decided: the verdict, None when no group was started; a next attempt may begin.
+        ended: is done once the hosts have been seen to on which the end of the group was not confirmed by then.
 
     Args:
         launch: what the relay starts; with ``ahead`` that one's.
@@ -46,12 +47,14 @@ class Attempt:
     ) -> None:
         self.launch = launch
         self.trains: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.ended: concurrent.futures.Future[Verdict | None] = concurrent.futures.Future()
+        self.decided: concurrent.futures.Future[Verdict | None] = concurrent.futures.Future()
+        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.began = ahead.began if ahead is not None else time.monotonic()
         self._loop = loop
         self._ahead = ahead
         self._cold = cold
         self._group: Group | None = None
+        self._running: asyncio.Task[Verdict] | None = None
 
     def accept(self) -> None:
         """Rank 0's result has been accepted: failures are warnings from now on."""
@@ -67,7 +70,8 @@ class Attempt:
         def withdraw() -> None:
             if self._group is not None:
                 self._group.stop(reason)
-            elif not self.ended.done():
+            elif not self.decided.done():
+                self.decided.set_result(None)
                 self.ended.set_result(None)
                 if self._ahead is not None:
                     self._ahead.stop(reason)
@@ -75,20 +79,20 @@ class Attempt:
         self._loop.call_soon_threadsafe(withdraw)
 
     def wait(self, timeout: float) -> Verdict | None:
-        """Return the verdict once the group has ended, None when it was never started.
+        """Return the verdict once it is decided, None when the group was never started.
 
         Raises:
             TimeoutError: it has not ended within ``timeout`` seconds.
         """
         try:
-            return self.ended.result(timeout)
+            return self.decided.result(timeout)
         except concurrent.futures.TimeoutError as e:
             raise TimeoutError(f"the group {self.launch.name} has not ended within {timeout:g} s") from e
 
     @property
     def ends(self) -> bool:
         """Whether its group has ended, or is about to."""
-        return self.ended.done() or (self._group is not None and not self._group.well)
+        return self.decided.done() or (self._group is not None and not self._group.well)
 
     @property
     def accepted(self) -> bool:
@@ -100,6 +104,11 @@ class Attempt:
         """Host and reason of each node that the group does without, as far as it is known yet."""
         return self._group.left_out if self._group is not None else ()
 
+    @property
+    def unswept(self) -> frozenset[str]:
+        """Hosts on which what the group has left is still seen to, once it is decided."""
+        return self._group.unswept if self._group is not None else frozenset()
+
     async def run(
         self,
         environ: dict[str, str],
@@ -109,6 +118,24 @@ class Attempt:
         given_up: Callable[[], GivenUp | None],
     ) -> None:
         """Run the group for the relay that came; the supervisor's business."""
+        try:
+            await self._run(environ, logger, copies, connection, given_up)
+            if self._running is not None and (verdict := self.decided.result()) is not None:
+                for sentence in (await self._running).leftovers[len(verdict.leftovers) :]:
+                    logger.error("the group %s: LEFT OVER: %s", self.launch.name, sentence)
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    async def _run(
+        self,
+        environ: dict[str, str],
+        logger: logging.Logger,
+        copies: Copies,
+        connection: RelayConnection,
+        given_up: Callable[[], GivenUp | None],
+    ) -> None:
+        """Run the group until it is decided what the relay's exit code is."""
         verdict = None
 
         def end() -> None:
@@ -124,10 +151,13 @@ class Attempt:
             started = await self._start(environ, logger, copies)
             if started is None:
                 return
-            self._group, running = started
+            self._group, self._running = started
             connection.on_signal = self._group.signal
             telling = asyncio.create_task(self._tell_training(self._group))
-            verdict = await running
+            # Not to be cancelled with who waits for it.
+            verdict = await asyncio.shield(asyncio.wrap_future(self._group.decided))
+            if verdict is None:
+                verdict = await self._running  # which raises why
             if verdict.failure is not None and self._group.accepted:
                 logger.warning("after the task's result was accepted: %s", verdict.text())
         except (OSError, PlanError, ProgramError) as e:
@@ -135,8 +165,8 @@ class Attempt:
         finally:
             if telling is not None:
                 telling.cancel()
-            if not self.ended.done():
-                self.ended.set_result(verdict)
+            if not self.decided.done():
+                self.decided.set_result(verdict)
             failed = verdict is None or verdict.outcome == "failed"
             connection.dismiss(1 if failed and not (self._group and self._group.accepted) else 0)
 
@@ -146,23 +176,23 @@ class Attempt:
 
     async def _start(
         self, environ: dict[str, str], logger: logging.Logger, copies: Copies
-    ) -> tuple[Group, Awaitable[Verdict]] | None:
+    ) -> tuple[Group, asyncio.Task[Verdict]] | None:
         """Have a group for the task; return it and what waits for its end, None when none is wanted any more."""
         if self._ahead is not None:
             silent = await self._ahead.ask_nodes()
-            if self.ended.done():
+            if self.decided.done():
                 return None
             taken = silent or self._ahead.take(environ)
             if not isinstance(taken, str):
                 return taken
             logger.info("the task starts cold: %s", taken)
             self._ahead.stop("no task can have it")
-            if self._cold is not None and not self.ended.done():
+            if self._cold is not None and not self.decided.done():
                 self.launch = await asyncio.to_thread(self._cold)
-            if self.ended.done():
+            if self.decided.done():
                 return None
         group = Group(self.launch, environ, logger, copies)
-        return group, group.run()
+        return group, asyncio.create_task(group.run())
 
     def _call(self, what: Callable[[Group], None]) -> None:
         async def call() -> None:

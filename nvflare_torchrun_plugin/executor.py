@@ -419,7 +419,7 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
     def _report_failed_start(self, fl_ctx: FLContext) -> None:
         """With launch once the group starts here, and NVFlare says only that it could not."""
         attempt = self._run.attempt if self._run is not None else None
-        if attempt is not None and attempt.ended.done():
+        if attempt is not None and attempt.decided.done():
             verdict = attempt.wait(0)
             if verdict is not None:
                 self.log_error(fl_ctx, verdict.text())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import logging
 import signal
@@ -51,6 +53,8 @@ class Group:
 
     Attributes:
         trains: is set once every node has started its ranks and they do not wait for their task any more.
+        decided: the verdict, once nothing of the group is left on any node whose agent has said so; on the others,
+            :attr:`unswept`, there may be something yet. None when the group could not be run.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Group:
             chosen=self._on_chosen,
         )
         self.trains = self._progress.trains
+        self.decided: concurrent.futures.Future[Verdict | None] = concurrent.futures.Future()
+        self._unswept: list[RunningNode] = []
         self._asked_to_stop = asyncio.Event()
         self._reason: str | None = None
         self._go_environ: Mapping[str, str] | None = None
@@ -154,6 +160,11 @@ class Group:
         """Host and reason of each node that the group does without."""
         return tuple((node.record.host, node.record.error or "") for node in self._roster.left_out)
 
+    @property
+    def unswept(self) -> frozenset[str]:
+        """Hosts whose agent has said nothing of its end, while another one is sent there to see to it."""
+        return frozenset(node.record.host for node in tuple(self._unswept))
+
     def stop(self, reason: str) -> None:
         """End the group; the first reason counts."""
         if self._reason is None:
@@ -177,6 +188,23 @@ class Group:
 
     async def run(self) -> Verdict:
         """Run the group to its end and return the verdict; nothing of it is left then, or the verdict says so."""
+        try:
+            result = await self._run()
+            self._unswept = [
+                node for node in self._roster.everyone if not node.said_end and node.hello is not None
+            ]
+            self.decided.set_result(result)
+            unconfirmed = await self._sweep()
+        finally:
+            if not self.decided.done():
+                self.decided.set_result(None)
+        if unconfirmed:
+            result = dataclasses.replace(result, leftovers=result.leftovers + unconfirmed)
+            self._write(result)
+        return result
+
+    async def _run(self) -> Verdict:
+        """Run the group to its verdict."""
         marker = Path(self._launch.cwd, self._launch.marker)
         with contextlib.suppress(OSError):
             # Without it no node sees the same directory, and each gets a copy of what it needs.
@@ -188,7 +216,6 @@ class Group:
         watching = asyncio.create_task(self._progress.watch())
         try:
             await self._watch(serving)
-            leftovers = await self._sweep()
         finally:
             for task in (bringing_up, watching, *serving):
                 task.cancel()
@@ -204,17 +231,21 @@ class Group:
             reason=self._reason if not self._rank_0.suspected else None,
             suspect=self._rank_0.failure(),
             seconds=self._roster.now(),
-            unconfirmed=leftovers,
             too_few=self._roster.too_few,
             left_out=self.left_out,
         )
         self._events.end(result)
+        self._write(result)
+        return result
+
+    def _write(self, result: Verdict) -> None:
         path = Path(self._launch.log_dir, "verdict.json")
         try:
-            path.write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+            # Who reads it while a longer one is written finds one of the two.
+            path.with_suffix(".new").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+            path.with_suffix(".new").replace(path)
         except OSError as e:  # a full disk, for one, must not take the verdict away
             self._logger.warning("cannot write %s: %s", path, e)
-        return result
 
     # -- watching -------------------------------------------------------------------------------------------
 
@@ -273,12 +304,12 @@ class Group:
 
     async def _sweep(self) -> tuple[str, ...]:
         """Clean up after agents that died; return a sentence for each node that nobody could confirm."""
-        silent = [node for node in self._roster.everyone if not node.said_end and node.hello is not None]
-        sentences = await asyncio.gather(*(self._sweep_node(node) for node in silent))
+        sentences = await asyncio.gather(*(self._sweep_node(node) for node in tuple(self._unswept)))
         return tuple(sentence for sentence in sentences if sentence)
 
     async def _sweep_node(self, node: RunningNode) -> str | None:
         wrong = await sweep(node.member.agent_argv, self._client_environ, node.tag, _SWEEP_BOUND)
+        self._unswept.remove(node)
         if not wrong:
             return None
         where = f"node {node.record.node_rank} ({node.record.host})"

@@ -21,7 +21,8 @@ class Ahead:
     Attributes:
         launch: what was started.
         began: when, in seconds of the monotonic clock.
-        ended: the verdict, once it has ended, with a task or without.
+        decided: the verdict as in :class:`Group`, with a task or without.
+        ended: the same, once hosts of which nothing was heard have been seen to.
         taken: whether a task has it.
         silent: host and reason of each node that gave no sign of life when the group was to be had.
     """
@@ -36,6 +37,7 @@ class Ahead:
         self.silent: list[tuple[str, str]] = []
         self._loop = asyncio.get_running_loop()
         self._group = Group(launch, environ, logger, copies)
+        self.decided = self._group.decided
         self._running = self._loop.create_task(self._run())
         # Of one that no task has, nobody else asks how it ended.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -47,8 +49,8 @@ class Ahead:
 
     def unfit(self) -> str | None:
         """Return why no task can have the group, None when one can."""
-        if self.ended.done():
-            verdict = self.ended.result()
+        if self.decided.done():
+            verdict = self.decided.result()
             return f"the group started ahead has ended: {_first_line(verdict)}"
         return None if self._group.well else "the group started ahead has failed, and ends"
 

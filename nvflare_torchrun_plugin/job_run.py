@@ -26,6 +26,9 @@ from nvflare_torchrun_plugin.verdict import Verdict
 from nvflare_torchrun_plugin.warm_groups import HEAD_START, WarmGroups
 from nvflare_torchrun_plugin.warm_start import WarmStart
 
+_POLL = 0.1
+"""Seconds between two looks at hosts on which the end of an attempt is still seen to."""
+
 
 class JobRun:
     """One run of a job.
@@ -58,6 +61,7 @@ class JobRun:
         self._lock = threading.Lock()
         self._noted: set[tuple[str, str]] = set()
         self._unlearnt: set[Attempt] = set()
+        self._unended: set[Attempt] = set()
         self._warm = (
             WarmGroups(
                 plan,
@@ -149,7 +153,11 @@ class JobRun:
         os.environ.pop(relay.DIR_VARIABLE, None)
 
     def _sitting_out(self) -> list[Node]:
-        return self._health.sitting_out(self._plan.group.nodes, self._plan.group.least)
+        return self._health.sitting_out(self._plan.group.nodes, self._plan.group.least, self._unswept())
+
+    def _unswept(self) -> set[str]:
+        """Return the hosts on which the end of an attempt is decided, but still seen to."""
+        return {host for attempt in tuple(self._unended) for host in attempt.unswept}
 
     def _learn_of_waiting(self, ahead: Ahead) -> None:
         """A group that was started ahead is there, or has ended; if a task had it, the attempt tells of its end.
@@ -157,7 +165,7 @@ class JobRun:
         Where a rank has been killed as it waited the node is well, and the task that starts cold may have it.
         """
         self._note_nodes(ahead.launch, [*ahead.left_out, *ahead.silent], ahead.began)
-        verdict = ahead.ended.result() if ahead.ended.done() and not ahead.taken else None
+        verdict = ahead.decided.result() if ahead.decided.done() and not ahead.taken else None
         failure = verdict.failure if verdict is not None else None
         if (
             failure is not None
@@ -182,12 +190,9 @@ class JobRun:
             self._note(self.attempt)
         ahead = self._take_ahead()
         without = self._without()
-        taken: list[Callable[[], None]] = []
-
-        def give_back() -> None:
-            with contextlib.suppress(IndexError):
-                while True:
-                    taken.pop()()
+        self._wait_for_sweeps(without, cancelled)
+        ports: list[Callable[[], None]] = []
+        locks: list[Callable[[], None]] = []
 
         def plan() -> Launch:
             try:
@@ -198,7 +203,7 @@ class JobRun:
                     raise
                 launch, reservation = self._plan_launch(without)
             if reservation is not None:
-                taken.append(reservation.release)
+                ports.append(reservation.release)
             return launch
 
         def cold() -> Launch:
@@ -207,9 +212,9 @@ class JobRun:
                 self._learn_of_waiting(ahead)
             without = self._without()
             launch = plan()
-            if attempt.ended.done():
+            if attempt.decided.done():
                 # The task went away while this was being planned: what it had was given back before.
-                give_back()
+                _give_back(ports)
             return launch
 
         described = self._plan.group
@@ -219,20 +224,27 @@ class JobRun:
             if launch.spans_hosts and described.on_busy != "share":
                 timeout = described.busy_timeout if described.on_busy == "wait" else 0.0
                 self._locks.acquire([node.host for node in described.nodes], timeout, cancelled)
-                taken.append(self._locks.release)
+                locks.append(self._locks.release)
             attempt = self._supervisor.arm(launch) if ahead is None else self._supervisor.arm_ahead(ahead, cold)
         except BaseException:
             if ahead is not None:
                 ahead.stop("its task cannot begin")
-            give_back()
+            _give_back(ports)
+            _give_back(locks)
             raise
 
         self._unlearnt.add(attempt)
+        self._unended.add(attempt)
 
-        def release(_ended: Future[Verdict | None]) -> None:
+        def let_next(_decided: Future[Verdict | None]) -> None:
             self._note(attempt)
-            give_back()
+            _give_back(ports)
 
+        def release(_ended: Future[None]) -> None:
+            self._unended.discard(attempt)
+            _give_back(locks)
+
+        attempt.decided.add_done_callback(let_next)
         attempt.ended.add_done_callback(release)
         if self._warm is not None:
             warm = self._warm
@@ -245,6 +257,13 @@ class JobRun:
         for node in without:
             self._warn(f"node {node.host} {self._health.reason(node.host)}")
         return without
+
+    def _wait_for_sweeps(self, without: list[Node], cancelled: Callable[[], bool]) -> None:
+        """Wait until no node that the next attempt needs has anything left of an earlier one."""
+        needed = {node.host for node in self._plan.group.nodes} - {node.host for node in without}
+        deadline = time.monotonic() + self.bound
+        while needed & self._unswept() and time.monotonic() < deadline and not cancelled():
+            time.sleep(_POLL)
 
     def _plan_launch(self, without: list[Node]) -> tuple[Launch, Reservation | None]:
         return planning.launch(self._plan, next(self._numbers), without, serves_job=self._launch_once)
@@ -261,11 +280,18 @@ class JobRun:
     def _note(self, attempt: Attempt) -> None:
         """Take note, once each, of the nodes that the attempt did without and of how it ended, if it has."""
         self._note_nodes(attempt.launch, attempt.left_out, attempt.began)
-        if attempt.ended.done() and _take(self._unlearnt, attempt):
-            verdict = attempt.ended.result()
+        if attempt.decided.done() and _take(self._unlearnt, attempt):
+            verdict = attempt.decided.result()
             if verdict is not None:
                 hosts = [member.host for member in attempt.launch.members]
                 self._health.learn(verdict, hosts, attempt.began)
+
+
+def _give_back(taken: list[Callable[[], None]]) -> None:
+    """Give back, once, what an attempt has taken; two threads may come to it."""
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.pop()()
 
 
 def _take(attempts: set[Attempt], attempt: Attempt) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nvflare_torchrun_plugin.group_description import Node
@@ -123,14 +123,22 @@ class NodeHealth:
 
     def reason(self, host: str) -> str:
         """Return for how long the node sits out yet, and why, to be read after its name."""
+        if host not in self._back:
+            return "sits out, for what an attempt has left there is still being ended"
         return f"sits out for {self._back[host] - self.clock():.0f} s more, for it has failed: {self._why[host]}"
 
-    def sitting_out(self, nodes: Sequence[Node], least: int) -> list[Node]:
+    def sitting_out(self, nodes: Sequence[Node], least: int, unswept: Collection[str] = ()) -> list[Node]:
         """Return the nodes that sit the next attempt out: those that failed lately, if the others are enough.
 
         Nodes on node rank 0's host (``nodes: 2``) are as well as that one.
+
+        Args:
+            nodes: all.
+            least: how many a group has at least; 0 means all.
+            unswept: hosts on which the end of an earlier attempt is still seen to; they sit out as well.
         """
         # A group that ends just now, in the supervisor's thread, changes this.
-        late = {host for host, back in tuple(self._back.items()) if back > self.clock()} - {nodes[0].host}
+        late = {host for host, back in tuple(self._back.items()) if back > self.clock()}
+        late = (late | set(unswept)) - {nodes[0].host}
         bad = [node for node in nodes if node.host in late]
         return bad if len(nodes) - len(bad) >= (least or len(nodes)) else []

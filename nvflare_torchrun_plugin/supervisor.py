@@ -157,15 +157,10 @@ class Supervisor:
                     attempt.wait(max(0.0, deadline - time.monotonic()))
         for attempt in attempts:
             attempt.stop(reason)
-        for attempt in attempts:
-            try:
-                attempt.wait(timeout)
-            except TimeoutError as e:
-                self._logger.error("%s", e)
-        concurrent.futures.wait([ahead.ended for ahead in waiting], timeout)
-        for ahead in waiting:
-            if not ahead.ended.done():
-                self._logger.error("the group %s has not ended within %g s", ahead.launch.name, timeout)
+        every: list[Attempt | Ahead] = [*attempts, *waiting]
+        ends: dict[concurrent.futures.Future[Any], str] = {one.ended: one.launch.name for one in every}
+        for late in concurrent.futures.wait(ends, timeout).not_done:
+            self._logger.error("the group %s has not ended within %g s", ends[late], timeout)
         try:
             self._do(self._copies.close(), CLOSE_BOUND)
             for service in self._services:
@@ -229,7 +224,7 @@ class Supervisor:
 
     async def _run(self, environ: dict[str, str], connection: RelayConnection) -> None:
         attempt, self._armed = self._armed, None
-        if attempt is None or attempt.ended.done():
+        if attempt is None or attempt.decided.done():
             self._logger.error("a relay came, but no task is waiting for one")
             connection.dismiss(1)
             return

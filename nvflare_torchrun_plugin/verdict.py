@@ -191,7 +191,6 @@ def reach(
     stopped_at: float | None,
     reason: str | None,
     suspect: Failure | None,
-    unconfirmed: tuple[str, ...],
     seconds: float,
     too_few: str | None = None,
     left_out: tuple[tuple[str, str], ...] = (),
@@ -203,12 +202,11 @@ def reach(
         stopped_at: when we began to end the group; what failed later is our own doing.
         reason: why we did; None when we did not, or did because of a failure.
         suspect: a failure that shows in no exit code (a rank 0 that ended without a result), else None.
-        unconfirmed: a sentence for each node that could not be asked whether all is gone.
         seconds: duration of the attempt.
         too_few: what to say when not enough nodes could take part; None when they could.
         left_out: host and reason of each node that the group did without.
     """
-    leftovers = unconfirmed + tuple(
+    leftovers = tuple(
         f"node {node.node_rank} ({node.host}): cannot end process {', '.join(map(str, node.leftovers))}"
         for node in nodes
         if node.leftovers

@@ -146,13 +146,13 @@ class WarmGroups:
             return
         started, claim = ahead, reservation
 
-        def release(_ended: Future[Verdict | None]) -> None:
+        def release(_decided: Future[Verdict | None]) -> None:
             if claim is not None:
                 claim.release()
             gone.set()
             self._learn(started)
 
-        ahead.ended.add_done_callback(release)
+        ahead.decided.add_done_callback(release)
 
     def _preload(self) -> tuple[str, ...]:
         if self._settings.preload is not None:

@@ -80,7 +80,7 @@ def test_a_rank_killed_from_outside_costs_an_attempt_and_not_the_round(
 def test_a_rank_0_that_falls_silent_costs_an_attempt_and_not_the_round(
     one_site: Simulator, tmp_path: Path
 ) -> None:
-    """Nothing but NVFlare's own watch over it can tell."""
+    """NVFlare's own watch over it tells first here, for its agent waits for node_timeout."""
     args = [str(tmp_path), HANGS, "0"]
     one_site.write_job(
         TRAIN, nodes=2, script_args=args, max_task_attempts=2, heartbeat_interval=1, heartbeat_timeout=5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from beds.hosts import ENVIRON, command_pid
-from ssh_groups import SshGroups, wait_until
+from simulation import Simulator
+from ssh_groups import LIMIT_S, SshGroups, wait_until
 
 import nvflare_torchrun_plugin
 from nvflare_torchrun_plugin.group import END_BOUND
+from nvflare_torchrun_plugin.node_agent import SWEEP_BOUND
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 
@@ -56,6 +59,58 @@ def test_a_host_that_is_cut_off_while_it_trains(groups: SshGroups) -> None:
     assert ended.verdict["victims"] == [0, 1, 2]
     (left,) = ended.verdict["leftovers"]
     assert left.startswith("node 2 (h2): it is not confirmed that all processes there are gone: ")
+
+
+# Works for ever while all three nodes are there.
+TRAIN = """
+    import time
+
+    import nvflare.client as flare
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    flare.init(rank=dist.get_rank())
+    received = flare.receive()
+    print("works", flush=True)
+    if dist.get_world_size() == 3:
+        time.sleep(600)
+    if received:
+        flare.send(flare.FLModel(params={name: value + 1 for name, value in received.params.items()}))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_task_goes_on_while_a_host_that_is_cut_off_is_still_looked_for(
+    groups: SshGroups, simulator: Simulator
+) -> None:
+    simulator.sites = ("site-1",)
+    # Until the cleanup there is given up; the bed's own clients give up earlier.
+    ssh = ["ssh", "-o", "ConnectTimeout=100", "{host}", "{command}"]
+    simulator.write_site_file(json.dumps({"nodes": HOSTS, "transport": ssh}))
+    simulator.write_job(TRAIN, nnodes="2:3", max_task_attempts=2, node_timeout=3, stop_grace_period=1)
+    with (groups.folder / "output.txt").open("w") as output:
+        running = groups.bed["h0"].popen(
+            simulator.command(), cwd=groups.folder, env=simulator.environ, stdout=output, stderr=output
+        )
+    try:
+        for rank in range(3):
+            simulator.wait_for_message("site-1", f"rank {rank} | works")
+        with groups.bed.unplugged("h2"):
+            assert running.wait(LIMIT_S) == 0
+    finally:
+        running.kill()
+
+    assert simulator.model() == [1.0]
+    said = simulator.messages("site-1")
+    failed = said.index("task 'train' failed: group failed: node 2 (h2): no sign of life from it for 3 s")
+    began = said.index("task group 2-")
+    left = said.index("LEFT OVER: node 2 (h2): it is not confirmed that all processes there are gone: ")
+    assert failed < began < left
+    seconds = simulator.seconds_between("site-1", "group failed: node 2", "task group 2-")
+    assert seconds < SWEEP_BOUND
+    assert "node h2 sits out for " in said
+    (file,) = simulator.workspace.rglob("torchrun/attempt-0001/verdict.json")
+    assert json.loads(file.read_text())["leftovers"] == [said[left:].partition(": ")[2].partition("\n")[0]]
 
 
 def test_a_host_that_refuses_the_key(groups: SshGroups) -> None:

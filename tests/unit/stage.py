@@ -72,7 +72,7 @@ class Stage:
     def serves_the_real_relay(self, attempt: Attempt) -> None:
         """The armed attempt is still to be had."""
         assert not self.started
-        assert not attempt.ended.done()
+        assert not attempt.decided.done()
         assert self.relay().wait(BOUND) == 0
         verdict = attempt.wait(BOUND)
         assert verdict is not None

@@ -294,7 +294,6 @@ def test_one_rank_is_to_blame_for_the_error_of_all(ranks: Ranks, plain: Nvflare,
         stopped_at=None,
         reason=None,
         suspect=None,
-        unconfirmed=(),
         seconds=9.0,
     )
     assert reached.failure is not None

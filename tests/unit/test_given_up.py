@@ -46,9 +46,11 @@ class Attempt:
     """One that NVFlare has ended."""
 
     def __init__(self) -> None:
-        self.ended: Future[Verdict | None] = Future()
+        self.decided: Future[Verdict | None] = Future()
+        self.ended: Future[None] = Future()
+        self.decided.set_result(None)
         self.ended.set_result(None)
-        self.ends, self.left_out = True, ()
+        self.ends, self.left_out, self.unswept = True, (), ()
         self.launch, self.began = SimpleNamespace(name="1-a"), 0.0
 
     def stop(self, _reason: str) -> None: ...

@@ -153,6 +153,30 @@ def test_after_an_agent_that_was_killed_another_one_sweeps(tmp_path: Path, secon
     assert sweep == wire.Sweep("standin-0")
 
 
+def test_the_verdict_is_decided_before_a_silent_node_has_been_seen_to(tmp_path: Path) -> None:
+    first = f"if mkdir $1/first 2>&-; then {says(HELLO)}; kill -9 $$; fi"
+    agent = f"{first}; read sweep; while ! [ -e $1/swept ]; do sleep 0.02; done; {says(HELLO)}; exit 3"
+
+    async def steps(group: Group, _lines: list[str]) -> None:
+        decided = await asyncio.wrap_future(group.decided)
+        assert decided is not None
+        assert (failure(decided).node_rank, decided.leftovers) == (1, ())
+        assert group.unswept == {"host-1"}
+        assert is_written(decided)
+        (tmp_path / "swept").touch()
+
+    def is_written(verdict: Verdict) -> bool:
+        text = (tmp_path / "logs" / "verdict.json").read_text()
+        return json.dumps(json.loads(text)) == json.dumps(verdict.as_dict())
+
+    ends = f"read prepare; {says(HELLO, READY)}; {ENDS}"
+    verdict = run_with(launch(tmp_path, ends, agent), steps)
+    (left,) = verdict.leftovers
+    assert left.endswith("its agent (or sh, which connects it) ended with exit code 3")
+    assert is_written(verdict)
+    assert [path.name for path in (tmp_path / "logs").glob("verdict*")] == ["verdict.json"]
+
+
 def test_an_agent_that_closes_its_output_and_stays(tmp_path: Path) -> None:
     verdict = run(launch(tmp_path, "exec sleep 1000 >&- 2>&-", WAITS))
     assert failure(verdict).node_rank == 0

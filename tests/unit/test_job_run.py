@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nvflare_torchrun_plugin import master, ports
+from nvflare_torchrun_plugin.attempt import Attempt
 from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 from nvflare_torchrun_plugin.job_run import JobRun
-from nvflare_torchrun_plugin.node_locks import NodeLocks
+from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
 from nvflare_torchrun_plugin.planning import Options, Plan
 from nvflare_torchrun_plugin.program import Program
 from nvflare_torchrun_plugin.supervisor import Supervisor
@@ -52,32 +55,94 @@ def test_an_attempt_that_cannot_be_armed_gives_back_its_port_and_its_nodes(
     ports.reserve((PORT, PORT)).release()
 
 
+OTHER = "other.invalid"
+
+
+@contextmanager
+def run_of(folder: Path, monkeypatch: pytest.MonkeyPatch, least: int, warnings: list[str]) -> Iterator[JobRun]:
+    """A run with two nodes."""
+    monkeypatch.setattr(master, "address", lambda *_: "10.0.0.1")
+    described = plan(folder, (Node("localhost"), Node(OTHER, "127.0.0.1")), SPARE_PORTS, least)
+    locks = NodeLocks(str(folder / "locks"), "job 1", print)
+    run = JobRun.begin(described, Supervisor(logging.getLogger("job run")), False, locks, warnings.append)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def test_the_next_attempt_waits_for_a_node_that_it_needs_and_that_is_still_seen_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unswept = {OTHER}
+    monkeypatch.setattr(Attempt, "unswept", unswept)
+    looks = []
+
+    def looked() -> bool:
+        looks.append(OTHER)
+        if len(looks) == 3:
+            unswept.clear()
+        return False
+
+    with run_of(tmp_path, monkeypatch, 2, []) as run:
+        first = run.attempt_for_task(looked)
+        assert looks == []
+        first.decided.set_result(None)
+        second = run.attempt_for_task(looked)
+        assert looks == [OTHER] * 3
+        assert [member.host for member in second.launch.members] == ["localhost", OTHER]
+        unswept.add(OTHER)
+        for attempt in (first, second):
+            attempt.ended.set_result(None)
+        run.attempt_for_task(looked)
+        assert looks == [OTHER] * 3
+
+
+def test_a_node_that_is_still_seen_to_has_no_part_in_an_attempt_that_can_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(Attempt, "unswept", {OTHER})
+    with run_of(tmp_path, monkeypatch, 1, warnings) as run:
+        run.attempt_for_task(lambda: False).decided.set_result(None)
+        second = run.attempt_for_task(lambda: False)
+    assert [member.host for member in second.launch.members] == ["localhost"]
+    assert warnings == [f"node {OTHER} sits out, for what an attempt has left there is still being ended"]
+
+
+def test_what_an_attempt_has_taken_is_given_back_as_soon_as_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port when it is decided, the nodes when it has ended."""
+    others = NodeLocks(str(tmp_path / "locks"), "job 2", print)
+    with run_of(tmp_path, monkeypatch, 2, []) as run:
+        attempt = run.attempt_for_task(lambda: False)
+        port = attempt.launch.contract.master_port
+        with pytest.raises(OSError, match="no free port"):
+            ports.reserve((port, port))
+        attempt.decided.set_result(None)
+        ports.reserve((port, port)).release()
+        with pytest.raises(BusyError, match="is in use by job 1"):
+            others.acquire([OTHER], 0.0, lambda: False)
+        attempt.ended.set_result(None)
+        others.acquire([OTHER], 0.0, lambda: False)
+        others.release()
+
+
 def test_the_next_attempt_does_without_the_node_that_has_just_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even when it comes between the end of the last one and those who are called at that end."""
-    nodes = (Node("localhost"), Node("other.invalid", "127.0.0.1"))
     warnings: list[str] = []
-    supervisor = Supervisor(logging.getLogger("job run"))
-    run = JobRun.begin(
-        plan(tmp_path, nodes, SPARE_PORTS, least=1),
-        supervisor,
-        False,
-        NodeLocks(str(tmp_path / "locks"), "job 1", print),
-        warnings.append,
-    )
-    monkeypatch.setattr(master, "address", lambda *_: "10.0.0.1")
-    assert warnings == []
-    try:
+    with run_of(tmp_path, monkeypatch, 1, warnings) as run:
         first = run.attempt_for_task(lambda: False)
-        assert [member.host for member in first.launch.members] == ["localhost", "other.invalid"]
-        lost = Failure(1, "other.invalid", None, None, "lost", 1.0, None, (), None, "infrastructure")
+        assert [member.host for member in first.launch.members] == ["localhost", OTHER]
+        assert warnings == []
+        lost = Failure(1, OTHER, None, None, "lost", 1.0, None, (), None, "infrastructure")
         verdict = Verdict("failed", None, lost, (), (), 1.0)
         with monkeypatch.context() as patch:
             patch.setattr(Future, "_invoke_callbacks", lambda _future: None)
-            first.ended.set_result(verdict)
+            first.decided.set_result(verdict)
         second = run.attempt_for_task(lambda: False)
         assert [member.host for member in second.launch.members] == ["localhost"]
-        assert warnings == ["node other.invalid sits out for 60 s more, for it has failed: lost"]
-    finally:
-        run.end()
+        assert warnings == [f"node {OTHER} sits out for 60 s more, for it has failed: lost"]

@@ -220,7 +220,7 @@ def test_another_user_cannot_connect(monkeypatch: pytest.MonkeyPatch, stage: Sta
             (line,) = messages
             assert line.startswith(f"{REFUSED}process ")
             assert "of user 65534 is not a child" in line
-            assert not attempt.ended.done()
+            assert not attempt.decided.done()
             assert not stage.started
         finally:
             watched.close("the test is over", BOUND)
@@ -280,7 +280,7 @@ def test_when_nvflare_gives_up_rank_0_is_to_blame(stage: Stage, cause: Cause) ->
     (stage.folder / "stay").touch()
     process.send_signal(signal.SIGTERM)
     until(lambda: attempt.ends, "the group did not notice")
-    assert not attempt.ended.done()
+    assert not attempt.decided.done()
     (stage.folder / "stay").unlink()
     verdict = attempt.wait(BOUND)
     assert verdict is not None

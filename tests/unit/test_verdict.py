@@ -24,9 +24,7 @@ def rank(number: int, ended: float, code: int | None, traceback: str | None = No
 def reach(
     *nodes: NodeRecord, stopped_at: float | None = None, reason: str | None = None, suspect: Failure | None = None
 ) -> Verdict:
-    return verdict.reach(
-        list(nodes), stopped_at=stopped_at, reason=reason, suspect=suspect, unconfirmed=(), seconds=9.0
-    )
+    return verdict.reach(list(nodes), stopped_at=stopped_at, reason=reason, suspect=suspect, seconds=9.0)
 
 
 def test_all_well() -> None:
