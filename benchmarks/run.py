@@ -18,6 +18,7 @@ STARTS = 9
 TASKS = int(os.environ.get("BENCH_TASKS", "50"))
 FAULTS = 10
 MODELS = 5
+ELSEWHERE = "Measured on another machine:"
 
 
 def table(found: dict[str, list[float]], base: str) -> list[str]:
@@ -176,19 +177,21 @@ SECTIONS: dict[str, tuple[str, Callable[[], list[str]]]] = {
 }
 
 
-def kept(top: str) -> dict[str, str]:
-    """The sections by title that were measured before, on a machine that is described in the same way."""
-    first, *sections = RESULTS.read_text().split("\n## ") if RESULTS.exists() else [""]
-    if first.strip() != top.strip():
+def kept(top: Sequence[str]) -> dict[str, str]:
+    """The sections by title that were measured before; those of another machine say so."""
+    if not RESULTS.exists():
         return {}
-    return {title: body.strip() for title, _, body in (section.partition("\n") for section in sections)}
+    first, *sections = RESULTS.read_text().split("\n## ")
+    before = [line for line in first.splitlines() if line.startswith("- ")]
+    note = "" if before == list(top) else f"{ELSEWHERE} {'; '.join(line[2:] for line in before)}.\n\n"
+    found = {title: body.strip() for title, _, body in (section.partition("\n") for section in sections)}
+    return {title: body if body.startswith(ELSEWHERE) else f"{note}{body}" for title, body in found.items()}
 
 
 def main(names: Sequence[str]) -> None:
-    top = "\n".join(
-        ["# Results", "", "Written by `make bench`; run it again on your own machine.", "", *machine.describe()]
-    )
-    sections = kept(top)
+    here = machine.describe()
+    top = "\n".join(["# Results", "", "Written by `make bench`; run it again on your own machine.", "", *here])
+    sections = kept(here)
     for name in names or SECTIONS:
         title, measure = SECTIONS[name]
         sections[title] = "\n".join(measure())
