@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +194,21 @@ def test_a_second_start_is_refused_and_ends_the_first(folder: Path) -> None:
     assert isinstance(last, wire.End)
     assert last.error == "start: an agent serves one group, and this one has had it"
     assert last.leftovers == ()
+
+
+def test_a_rank_has_been_stopped_only_while_its_agent_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may suspend all of a job; which of its processes goes on first is not known."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    told: list[tuple[float, float]] = []
+    agent = node_agent.Agent(0, os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setattr(
+        agent, "_ranks", SimpleNamespace(look_for_halted=lambda seconds, limit: told.append((seconds, limit)))
+    )
+    for seconds in (0.5, 0.5, 0.9, 0.3, 600.0):
+        now += seconds
+        agent._look_at_ranks()
+    assert told == [(1.0, 30.0), (pytest.approx(1.2), 30.0), (2.0, 30.0)]
 
 
 def test_an_agent_whose_reader_is_gone_ends(folder: Path) -> None:
