@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -19,142 +21,96 @@ if TYPE_CHECKING:
     from ..group_description import NodeGroup
     from ..planning import Plan
 
-__all__ = [
-    "GRACE",
-    "NODE_TIMEOUT",
-    "CopyOption",
-    "EnvOption",
-    "ForwardOption",
-    "GraceOption",
-    "GroupAsked",
-    "HangTimeoutOption",
-    "JoinTimeoutOption",
-    "LogRanksOption",
-    "MasterAddrOption",
-    "NnodesOption",
-    "NodeTimeoutOption",
-    "NodesOption",
-    "NprocOption",
-    "ProgramAsked",
-    "PythonOption",
-    "RunDirOption",
-    "TransportOption",
-    "WordsArgument",
-    "WorkspaceOption",
-    "new_run_dir",
-]
-
-NodesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nodes",
-        metavar="NODES",
-        help="Hosts, this one first: gpu-0,gpu-1. Or a number: so many nodes on this host. Or auto: those of the"
-        " scheduler's allocation around this process. Default: this host alone.",
-    ),
-]
-WorkspaceOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--workspace", metavar="KIT", help="A site's startup kit, whose local/node_group.yaml has the nodes."
-    ),
-]
-NnodesOption = Annotated[
-    str | None,
-    typer.Option("--nnodes", metavar="N", help="How many of the nodes: 2, or 1:4 for as many as are well."),
-]
-NprocOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nproc-per-node", metavar="N", help="Processes per node: a number, gpu, cpu or auto. Default: auto."
-    ),
-]
-TransportOption = Annotated[
-    str | None,
-    typer.Option(
-        "--transport",
-        metavar="WORDS",
-        help="How a node is reached: local, ssh, srun, or a command with {host} in it."
-        " Default: ssh for other hosts than this one.",
-    ),
-]
-PythonOption = Annotated[
-    str | None, typer.Option("--python", metavar="PATH", help="Python on the nodes. Default: this one's path.")
-]
-MasterAddrOption = Annotated[
-    str | None,
-    typer.Option("--master-addr", metavar="ADDR", help="Address of this host that the other nodes know."),
-]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable for the ranks; more than once if need be."),
-]
-ForwardOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--forward-env",
-        metavar="PATTERN",
-        help="Variables that go from here to the nodes, besides NCCL_*, GLOO_*, UCX_*, HF_* and PYTHONPATH.",
-    ),
-]
-WordsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...", help="As torchrun takes them; -m MODULE too."),
-]
-CopyOption = Annotated[
-    bool, typer.Option("--copy", help="Copy this directory to nodes that do not see it; removed at the end.")
-]
-JoinTimeoutOption = Annotated[
-    int | None,
-    typer.Option("--join-timeout", metavar="SECONDS", help="For the nodes to meet. Default: 600."),
-]
-NodeTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--node-timeout",
-        metavar="SECONDS",
-        help="Of silence after which a node is lost; a rank may be stopped as long.",
-    ),
-]
-HangTimeoutOption = Annotated[
-    float | None,
-    typer.Option("--hang-timeout", metavar="SECONDS", help="Without a line from any rank. Default: never."),
-]
-GraceOption = Annotated[
-    float,
-    typer.Option("--stop-grace-period", metavar="SECONDS", help="Between SIGTERM and SIGKILL for the ranks."),
-]
-LogRanksOption = Annotated[
-    str, typer.Option("--log-ranks", metavar="RANKS", help="Global ranks whose lines are shown: all, or 0,3.")
-]
-RunDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir",
-        metavar="DIR",
-        help="Gets the ranks' files and the verdict. Default: a new one in torchrun-runs.",
-    ),
-]
-NODE_TIMEOUT, GRACE = 30.0, 4.0
+__all__ = ["GroupAsked", "ProgramAsked", "takes_what_is_asked"]
 
 
-def new_run_dir() -> Path:
-    """Return the name of a run directory that no other process has."""
-    return Path("torchrun-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+def takes_what_is_asked(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that takes one of the classes below their fields as options of its own."""
+    hints = get_type_hints(verb, include_extras=True)
+    taken: dict[str, tuple[type[Any], list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+
+    def add(name: str, annotation: object, default: object) -> None:
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+
+    for parameter in inspect.signature(verb).parameters.values():
+        kind = hints[parameter.name]
+        if not dataclasses.is_dataclass(kind):
+            add(parameter.name, kind, parameter.default)
+            continue
+        fields = dataclasses.fields(kind)
+        taken[parameter.name] = (hints[parameter.name], [field.name for field in fields])
+        of_kind = get_type_hints(kind, include_extras=True)
+        for field in fields:
+            add(field.name, of_kind[field.name], field.default)
+
+    @functools.wraps(verb)
+    def called(**given: Any) -> None:
+        made = {
+            name: kind(**{field: given.pop(field) for field in fields}) for name, (kind, fields) in taken.items()
+        }
+        verb(**made, **given)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # where inspect looks for it
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
 
 
 @dataclass(frozen=True)
 class GroupAsked:
     """The options that describe a node group."""
 
-    nodes: str | None = None
-    workspace: Path | None = None
-    nnodes: str | None = None
-    nproc_per_node: str | None = None
-    transport: str | None = None
-    python: str | None = None
-    master_addr: str | None = None
-    forward_env: Sequence[str] = ()
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            metavar="NODES",
+            help="Hosts, this one first: gpu-0,gpu-1. Or a number: so many nodes on this host. Or auto: those of"
+            " the scheduler's allocation around this process. Default: this host alone.",
+        ),
+    ] = None
+    workspace: Annotated[
+        Path | None,
+        typer.Option(
+            "--workspace", metavar="KIT", help="A site's startup kit, whose local/node_group.yaml has the nodes."
+        ),
+    ] = None
+    nnodes: Annotated[
+        str | None,
+        typer.Option("--nnodes", metavar="N", help="How many of the nodes: 2, or 1:4 for as many as are well."),
+    ] = None
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            "--nproc-per-node", metavar="N", help="Processes per node: a number, gpu, cpu or auto. Default: auto."
+        ),
+    ] = None
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="WORDS",
+            help="How a node is reached: local, ssh, srun, or a command with {host} in it."
+            " Default: ssh for other hosts than this one.",
+        ),
+    ] = None
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PATH", help="Python on the nodes. Default: this one's path.")
+    ] = None
+    master_addr: Annotated[
+        str | None,
+        typer.Option("--master-addr", metavar="ADDR", help="Address of this host that the other nodes know."),
+    ] = None
+    forward_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forward-env",
+            metavar="PATTERN",
+            help="Variables that go from here to the nodes, besides NCCL_*, GLOO_*, UCX_*, HF_* and PYTHONPATH.",
+        ),
+    ] = None
 
     def group(self, environ: Mapping[str, str]) -> NodeGroup:
         """Return the node group.
@@ -180,7 +136,7 @@ class GroupAsked:
             first = dataclasses.replace(first, address=self.master_addr)
         if self.python is not None:
             group = dataclasses.replace(group, python=self.python)
-        forward = (*group.forward_env, *self.forward_env)
+        forward = (*group.forward_env, *(self.forward_env or ()))
         return dataclasses.replace(group, nodes=(first, *others), forward_env=forward)
 
     def _offered(self, environ: Mapping[str, str]) -> NodeGroup:
@@ -209,14 +165,55 @@ class GroupAsked:
 class ProgramAsked:
     """What to run on the group, and how."""
 
-    words: Sequence[str]
-    env: Sequence[str] = ()
-    copy: bool = False
-    join_timeout: int | None = None
-    node_timeout: float = NODE_TIMEOUT
-    hang_timeout: float | None = None
-    stop_grace_period: float = GRACE
-    log_ranks: str = "all"
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...", help="As torchrun takes them; -m MODULE too."
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable for the ranks; more than once if need be."),
+    ] = None
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy this directory to nodes that do not see it; removed at the end.")
+    ] = False
+    join_timeout: Annotated[
+        int | None,
+        typer.Option("--join-timeout", metavar="SECONDS", help="For the nodes to meet. Default: 600."),
+    ] = None
+    node_timeout: Annotated[
+        float,
+        typer.Option(
+            "--node-timeout",
+            metavar="SECONDS",
+            help="Of silence after which a node is lost; a rank may be stopped as long.",
+        ),
+    ] = 30.0
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option("--hang-timeout", metavar="SECONDS", help="Without a line from any rank. Default: never."),
+    ] = None
+    stop_grace_period: Annotated[
+        float,
+        typer.Option("--stop-grace-period", metavar="SECONDS", help="Between SIGTERM and SIGKILL for the ranks."),
+    ] = 4.0
+    log_ranks: Annotated[
+        str, typer.Option("--log-ranks", metavar="RANKS", help="Global ranks whose lines are shown: all, or 0,3.")
+    ] = "all"
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            metavar="DIR",
+            help="Gets the ranks' files and the verdict. Default: a new one in torchrun-runs.",
+        ),
+    ] = None
+
+    def log_dir(self, directory: Path) -> Path:
+        """Return where the ranks' files go: where it is said, or a folder below that no other process has."""
+        own = Path("torchrun-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        return directory / (self.run_dir or own)
 
     def plan(self, group: NodeGroup, directory: Path, log_dir: Path) -> Plan:
         """Return the plan that runs it.
@@ -233,7 +230,7 @@ class ProgramAsked:
         from ..group_values import NodeGroupError, parse_env
 
         try:
-            line = torchrun_node.parse(self.words)
+            line = torchrun_node.parse(self.words or ())
             command = line.command[1:] if line.command[:1] == ["--"] else line.command
             if not command:
                 raise torchrun_node.UsageError("SCRIPT is missing: name the training script after the options")
@@ -242,7 +239,7 @@ class ProgramAsked:
                 None if is_module else command[0],
                 command[0] if is_module else None,
                 command[1:],
-                parse_env(dict(map(_variable, self.env)), "--env"),
+                parse_env(dict(map(_variable, self.env or ())), "--env"),
             )
             options = planning.Options.parse(
                 torchrun_args=[word for word in line.torchrun_options if word not in ("-m", "--module")],

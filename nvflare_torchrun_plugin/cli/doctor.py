@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from . import asked
+from .asked import GroupAsked, takes_what_is_asked
 from .output import JsonOption, complain, print_json, print_table, tell
 
 if TYPE_CHECKING:
@@ -31,27 +31,16 @@ EPILOG = (
 _MARKS = {"ok": ("\u2713", "green"), "failed": ("\u2717", "red"), "skipped": ("-", "dim")}
 
 
-def doctor(
-    nodes: asked.NodesOption = None,
-    workspace: asked.WorkspaceOption = None,
-    nnodes: asked.NnodesOption = None,
-    nproc_per_node: asked.NprocOption = None,
-    transport: asked.TransportOption = None,
-    python: asked.PythonOption = None,
-    master_addr: asked.MasterAddrOption = None,
-    forward_env: asked.ForwardOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@takes_what_is_asked
+def doctor(asked: GroupAsked, as_json: JsonOption = False) -> None:
     """Try a node group step by step, as a job would use it, up to a small all-reduce; leave nothing behind.
 
     A cross names the node and says what to do. Everything has a bound: the longest, an all-reduce whose ranks do
     not come together, ends within five minutes.
     """
-    group = asked.GroupAsked(
-        nodes, workspace, nnodes, nproc_per_node, transport, python, master_addr, forward_env or ()
-    ).group(os.environ)
+    group = asked.group(os.environ)
     try:
-        checks = asyncio.run(_examine(group, workspace or Path.cwd()))
+        checks = asyncio.run(_examine(group, asked.workspace or Path.cwd()))
     except asyncio.CancelledError:
         complain("stopped")
         raise typer.Exit(130) from None

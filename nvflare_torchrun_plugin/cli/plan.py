@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import asked
+from .asked import GroupAsked, ProgramAsked, takes_what_is_asked
 from .output import JsonOption, RefusedError, print_json, print_table
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ _NO_KIT = Path("/nonexistent")
 _SITE = "site-1"
 
 
+@takes_what_is_asked
 def plan(
-    words: asked.WordsArgument = None,
+    asked: GroupAsked,
+    program: ProgramAsked,
     job: Annotated[
         Path | None,
         typer.Option(
@@ -38,22 +40,6 @@ def plan(
     site: Annotated[
         str, typer.Option("--site", metavar="NAME", help="The site whose part of the job is planned.")
     ] = _SITE,
-    nodes: asked.NodesOption = None,
-    workspace: asked.WorkspaceOption = None,
-    nnodes: asked.NnodesOption = None,
-    nproc_per_node: asked.NprocOption = None,
-    transport: asked.TransportOption = None,
-    python: asked.PythonOption = None,
-    master_addr: asked.MasterAddrOption = None,
-    env: asked.EnvOption = None,
-    forward_env: asked.ForwardOption = None,
-    copy: asked.CopyOption = False,
-    join_timeout: asked.JoinTimeoutOption = None,
-    node_timeout: asked.NodeTimeoutOption = asked.NODE_TIMEOUT,
-    hang_timeout: asked.HangTimeoutOption = None,
-    stop_grace_period: asked.GraceOption = asked.GRACE,
-    log_ranks: asked.LogRanksOption = "all",
-    run_dir: asked.RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would be started on each node, from a job's folder or from the options of `run`; start nothing.
@@ -61,19 +47,18 @@ def plan(
     A job is planned as this host's client would: with --workspace as the site, without it as a site that does not
     describe its nodes. Ports and run ids are new for each attempt, those shown are examples; torchrun gets what is
     left of join_timeout by then.
+
+    All options of `run` are taken, so that its command line can be planned as it is. Those that only count once
+    something runs (--node-timeout, --hang-timeout, --stop-grace-period, --log-ranks) are checked, and change
+    nothing in what is shown.
     """
-    if job is not None:
-        if words or nodes or nnodes or nproc_per_node or transport or python or master_addr or env or forward_env:
-            raise RefusedError("--job says what to run, and how: give besides it --site and --workspace alone")
-        planned = _of_job(job, site, workspace)
+    if job is None:
+        directory = Path.cwd()
+        planned = program.plan(asked.group(os.environ), directory, program.log_dir(directory))
+    elif (asked, program) == (GroupAsked(workspace=asked.workspace), ProgramAsked()):
+        planned = _of_job(job, site, asked.workspace)
     else:
-        group = asked.GroupAsked(
-            nodes, workspace, nnodes, nproc_per_node, transport, python, master_addr, forward_env or ()
-        ).group(os.environ)
-        program = asked.ProgramAsked(
-            words or (), env or (), copy, join_timeout, node_timeout, hang_timeout, stop_grace_period, log_ranks
-        )
-        planned = program.plan(group, Path.cwd(), Path.cwd() / (run_dir or asked.new_run_dir()))
+        raise RefusedError("--job says what to run, and how: give besides it --site and --workspace alone")
     explained = _explained(planned)
     if as_json:
         print_json(explained)

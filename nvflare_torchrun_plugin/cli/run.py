@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from . import asked
+from .asked import GroupAsked, ProgramAsked, takes_what_is_asked
 from .live import Screen, as_json, as_text
 from .output import JsonOption, RefusedError, complain, give_output_up, has_no_cursor, is_plain, tell
 
@@ -38,46 +38,22 @@ _TICK = 0.5
 """Seconds between two looks at the progress."""
 
 
-def run(
-    words: asked.WordsArgument = None,
-    nodes: asked.NodesOption = None,
-    workspace: asked.WorkspaceOption = None,
-    nnodes: asked.NnodesOption = None,
-    nproc_per_node: asked.NprocOption = None,
-    transport: asked.TransportOption = None,
-    python: asked.PythonOption = None,
-    master_addr: asked.MasterAddrOption = None,
-    env: asked.EnvOption = None,
-    forward_env: asked.ForwardOption = None,
-    copy: asked.CopyOption = False,
-    join_timeout: asked.JoinTimeoutOption = None,
-    node_timeout: asked.NodeTimeoutOption = asked.NODE_TIMEOUT,
-    hang_timeout: asked.HangTimeoutOption = None,
-    stop_grace_period: asked.GraceOption = asked.GRACE,
-    log_ranks: asked.LogRanksOption = "all",
-    run_dir: asked.RunDirOption = None,
-    as_json_lines: JsonOption = False,
-) -> None:
+@takes_what_is_asked
+def run(asked: GroupAsked, program: ProgramAsked, as_json_lines: JsonOption = False) -> None:
     """Run a script under torchrun on all nodes of a group, and show what its ranks print.
 
     Each line begins with node:rank. The first rank that fails ends the group on all nodes; Ctrl-C does, too. The
     nodes need this package, and the script under the same path (or --copy).
     """
-    group = asked.GroupAsked(
-        nodes, workspace, nnodes, nproc_per_node, transport, python, master_addr, forward_env or ()
-    ).group(os.environ)
-    program = asked.ProgramAsked(
-        words or (), env or (), copy, join_timeout, node_timeout, hang_timeout, stop_grace_period, log_ranks
-    )
     directory = Path.cwd()
-    logs = directory / (run_dir or asked.new_run_dir())
-    plan = program.plan(group, directory, logs)
+    logs = program.log_dir(directory)
+    plan = program.plan(asked.group(os.environ), directory, logs)
     try:
         if logs.exists() and any(logs.iterdir()):
             raise RefusedError(f"{logs} is not empty: --run-dir names a new folder, or one that is")
     except OSError as error:
         raise RefusedError(f"{logs} cannot be used: {error.strerror}; --run-dir names a new folder") from None
-    with _locked(workspace, plan):
+    with _locked(asked.workspace, plan):
         verdict, received = _Running(plan, as_json_lines).run()
     code = 128 + received if received else int(verdict.outcome != "ok")
     raise typer.Exit(_tell(verdict, logs, code, as_json_lines))

@@ -205,3 +205,23 @@ def test_a_title_is_no_markup(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("plan", "--nodes", "localhost,b[/x]", "--master-addr", "a", "train.py")
     assert code == 0
     assert "node 1 (b[/x])" in out
+
+
+@pytest.mark.parametrize(
+    "besides",
+    [["--nodes", "2"], ["--copy"], ["--hang-timeout", "5"], ["--run-dir", "logs"], ["train.py"]],
+    ids=str,
+)
+def test_a_job_says_itself_what_to_run(cli: Cli, tmp_path: Path, besides: list[str]) -> None:
+    job(tmp_path / "job", {"script": "train.py"})
+    refusal = cli.refusal("plan", "--job", "job", *besides)
+    assert refusal == "--job says what to run, and how: give besides it --site and --workspace alone\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--node-timeout", "9"], ["--hang-timeout", "5"], ["--log-ranks", "0"]], ids=str
+)
+def test_what_only_counts_in_a_run_is_checked(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "train.py").touch()
+    assert cli("plan", *words, "train.py")[0] == 0
+    assert words[0].removeprefix("--").replace("-", "_") in cli.refusal("plan", words[0], "-1", "train.py")

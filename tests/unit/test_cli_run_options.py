@@ -29,7 +29,7 @@ HERE = socket.gethostname()
 def plan(tmp_path: Path, *words: str, asked: GroupAsked | None = None, **more: Any) -> Plan:
     (tmp_path / "train.py").touch()
     group = (asked or GroupAsked()).group({"NVFL_NNODES": "nonsense of a job around"})
-    return ProgramAsked(words, **more).plan(group, tmp_path, tmp_path / "runs")
+    return ProgramAsked(list(words), **more).plan(group, tmp_path, tmp_path / "runs")
 
 
 def test_hosts_are_reached_by_ssh_unless_all_are_this_one() -> None:
