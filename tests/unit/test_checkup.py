@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin import findings, node_clients, node_probe, trial_run
+from nvflare_torchrun_plugin import findings, node_clients, node_probe, trial_run, wire
 from nvflare_torchrun_plugin.checkup import Checkup
 from nvflare_torchrun_plugin.findings import Check
 from nvflare_torchrun_plugin.group_description import Node, NodeGroup
@@ -114,6 +114,29 @@ def test_a_node_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: py
     group = NodeGroup((Node(HERE), Node("other")), transport=("sh", "-c", "sleep 600", "{host}"))
     reached = run(group, tmp_path, monkeypatch)["nodes reached"]
     assert reached.detail.startswith("other: no answer within 0.5 s; try: sh -c 'sleep 600' other true")
+
+
+def test_an_agent_is_ended_before_a_checkup_that_is_stopped(tmp_path: Path) -> None:
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    os.mkfifo(started)
+    agent = (
+        f"import sys; open({str(started)!r}, 'w').close()\n"
+        "while 'stop' not in sys.stdin.readline(): pass\n"
+        f"open({str(ended)!r}, 'w').close()"
+    )
+
+    async def stop_in_the_middle() -> None:
+        argv = [sys.executable, "-c", agent]
+        question = wire.Prepare(None, str(tmp_path), "marker", 10.0, 30.0)
+        asking = asyncio.create_task(node_clients.ask_agent(argv, os.environ, question, 30.0))
+        # It can be opened once the agent has opened its end.
+        await asyncio.to_thread(started.read_text)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert ended.exists()
+
+    asyncio.run(stop_in_the_middle())
 
 
 def test_what_cannot_be_connected_is_told_with_both_ends() -> None:

@@ -168,14 +168,6 @@ def test_nodes_that_a_job_of_the_site_uses_are_not_taken(
     assert not (tmp_path / "torchrun-runs").exists()
 
 
-def test_the_command_starts_without_torch_and_nvflare() -> None:
-    code = (
-        "import sys, nvflare_torchrun_plugin.cli.verbs\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'nvflare', 'numpy'}))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
