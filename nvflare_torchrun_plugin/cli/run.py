@@ -92,16 +92,17 @@ class _Running:
             for group in groups:
                 group.stop(reason)
 
+        has_line = sys.stderr.isatty() and not has_no_cursor()
         screen = Screen(
             sys.stdout,
-            sys.stderr if sys.stderr.isatty() and not has_no_cursor() else None,
+            sys.stderr if has_line else None,
             as_json if self._json_lines else as_text(coloured=sys.stdout.isatty() and not is_plain()),
             lambda why: loop.call_soon_threadsafe(stop, why),
         )
         self._handle_signals(stop, groups)
         watching = loop.create_task(_watch(screen, groups))
         try:
-            return await standalone.run(self._plan, os.environ, _logger(), screen.show, groups.append)
+            return await standalone.run(self._plan, os.environ, _logger(has_line), screen.show, groups.append)
         finally:
             watching.cancel()
             # Nothing is left to be ended, and what is shown last may wait for its reader.
@@ -169,9 +170,13 @@ def _locked(workspace: Path | None, plan: Plan) -> Iterator[None]:
         locks.release()
 
 
-def _logger() -> logging.Logger:
-    """Return what the group warns to: stderr, with the command's name in front."""
-    logger = logging.Logger("nvflare-torchrun", logging.WARNING)
+def _logger(has_line: bool) -> logging.Logger:
+    """Return what the group writes to: stderr, with the command's name in front.
+
+    Args:
+        has_line: whether a line shows how far it is; else it is told as it goes on.
+    """
+    logger = logging.Logger("nvflare-torchrun", logging.WARNING if has_line else logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("nvflare-torchrun: %(message)s"))
     logger.addHandler(handler)

@@ -62,6 +62,7 @@ def test_two_nodes_on_this_host(tmp_path: Path) -> None:
         f"1 | [default0]:{said}",
     ]
     assert "\x1b" not in ended.out + ended.err
+    assert re.search(r"^nvflare-torchrun: task group .*: training, \d+ s after", ended.err, re.MULTILINE)
     assert re.search(r"^group ok after [0-9.]+ s\nlogs and verdict: .*/logs\n$", ended.err, re.MULTILINE)
     verdict = json.loads((tmp_path / "logs/attempt-0001/verdict.json").read_text())
     assert verdict["outcome"] == "ok"
