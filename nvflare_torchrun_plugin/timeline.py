@@ -13,12 +13,12 @@ from typing import Any
 
 from nvflare_torchrun_plugin.events import GROUP_FILE, TASKS_FILE
 
-PHASES = ("waiting", "launching", "joining", "starting", "receiving", "training", "sending", "cleaning up")
+PHASES = ("waiting", "launching", "joining", "importing", "receiving", "training", "sending", "cleaning up")
 """In the order in which a node goes through them.
 
 waiting: for nodes that are busy, for NVFlare's client job, or for the task once all has been imported ahead;
 launching: until every node has its agent and the job's files; joining: until torchrun has started the node's
-ranks; starting: the script, until it asks for the model; receiving, training, sending: between its calls of the
+ranks; importing: the script, until it asks for the model; receiving, training, sending: between its calls of the
 Client API (all of it is training where a script uses NVFlare's own, which tells nothing); cleaning up: until all
 is gone.
 """
@@ -296,13 +296,13 @@ def _marks(
     if started := group.one("started"):
         marks.append((started["at"], "joining"))
     if ranks := [event["at"] for event in group.all("rank", place)]:
-        marks.append((max(ranks), "starting" if moments or group.ahead else "training"))
+        marks.append((max(ranks), "importing" if moments or group.ahead else "training"))
     warm = [event["at"] for event in group.all("warm", place)]
     go = group.one("go")
     if warm and len(warm) == len(ranks) and (go is None or max(warm) < go["at"]):
         marks.append((max(warm), "waiting"))
     if go is not None and ranks:
-        marks.append((max(go["at"], *ranks), "starting" if moments else "training"))
+        marks.append((max(go["at"], *ranks), "importing" if moments else "training"))
     marks += moments
     latest = 0.0
     for at, phase in marks:

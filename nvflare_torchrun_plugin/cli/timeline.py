@@ -24,7 +24,7 @@ def show(
     """Show where the time of a run went, in seconds per task, node and phase.
 
     Waiting is for busy nodes or NVFlare's client job, launching until every node has its agent and the job's
-    files, joining until torchrun has started the ranks, starting until the script asks for the model. Receiving,
+    files, joining until torchrun has started the ranks, importing until the script asks for the model. Receiving,
     training and sending are told by the script's calls of nvflare_torchrun_plugin.client; with NVFlare's own
     client all of it counts as training. What a warm start did ahead of the task has cost it nothing, and is not
     counted.

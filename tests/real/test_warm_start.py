@@ -141,8 +141,8 @@ def test_a_task_has_the_group_that_was_waiting_for_it_unless_a_node_has_fallen_s
     for node in tasks[1].nodes:
         # It had waited for its task before that came, and then only became the script.
         ahead = [part.phase for part in node.segments if part.ahead]
-        assert ahead == ["launching", "joining", "starting", "waiting"]
-        assert [node.seconds(phase) for phase in ("launching", "joining", "starting")] == [0, 0, 0]
+        assert ahead == ["launching", "joining", "importing", "waiting"]
+        assert [node.seconds(phase) for phase in ("launching", "joining", "importing")] == [0, 0, 0]
     rounds = [[json.loads(line) for line in (seen / str(rank)).read_text().splitlines()] for rank in (0, 1)]
     assert [len(of_rank) for of_rank in rounds] == [3, 3]
     assert len({of_round[0] for of_rank in rounds for of_round in of_rank}) == 6  # fresh processes each time

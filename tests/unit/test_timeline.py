@@ -70,14 +70,14 @@ def test_a_task_that_starts_cold(tmp_path: Path) -> None:
         ("waiting", 0, 3),
         ("launching", 3, 5),
         ("joining", 5, 8),
-        ("starting", 8, 10),
+        ("importing", 8, 10),
         ("receiving", 10, 11),
         ("training", 11, 18),
         ("sending", 18, 20),
         ("cleaning up", 20, 22),
     ]
     # The second node's ranks come a second later, and ask at the same time.
-    assert [found.nodes[1].seconds(phase) for phase in ("joining", "starting")] == [4, 1]
+    assert [found.nodes[1].seconds(phase) for phase in ("joining", "importing")] == [4, 1]
     assert not any(part.ahead or part.failed for node in found.nodes for part in node.segments)
 
 
@@ -106,10 +106,10 @@ def test_what_a_warm_start_did_ahead_costs_the_task_nothing(tmp_path: Path) -> N
     assert [(part.phase, part.ahead) for part in node.segments] == [
         ("launching", True),
         ("joining", True),
-        ("starting", True),
+        ("importing", True),
         ("waiting", True),
         ("waiting", False),
-        ("starting", False),
+        ("importing", False),
         ("receiving", False),
         ("training", False),
         ("sending", False),

@@ -81,7 +81,7 @@ def test_bars_details_and_colors(tmp_path: Path, browser: Chrome) -> None:
     assert [word.split(",")[0] for word in words] == [
         "launching 2.0 s",
         "joining 4.0 s",
-        "starting 2.0 s",
+        "importing 2.0 s",
         "receiving 1.0 s",
         "training 3.0 s",
         "cleaning up 2.0 s",
