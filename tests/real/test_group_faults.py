@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +62,7 @@ def run(
     hang_timeout: float | None = None,
     node_timeout: float = 30.0,
     announce: signal.Signals | None = None,
+    nodes: object = 2,
     more_args: tuple[str, ...] = (),
 ) -> Run:
     """Run the script on 2 nodes with 1 process each, and see to it that nothing is left."""
@@ -68,7 +71,7 @@ def run(
     group = choose(
         {},
         None,
-        {"nodes": 2},
+        {"nodes": nodes},
         Wish(nproc_per_node=1),
         byoc=True,
         launch_once=False,
@@ -164,6 +167,50 @@ def test_the_exit_code_is_the_ranks_own(folder: Path, how: str, what: str) -> No
         folder, f"import os, time\nif os.environ['RANK'] == '0':\n    {how}\ntime.sleep(100)", log_ranks=[1]
     )
     assert (ended.failure.node_rank, ended.failure.rank, ended.failure.what) == (0, 0, what)
+
+
+LIMIT_MB = 800
+"""Enough for an agent, a torchrun and a rank that imports torch."""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A cgroup below this process's own, with a limit on memory."""
+    own = {line.split(":")[1]: line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    if "memory" in own:
+        path, limit = Path(f"/sys/fs/cgroup/memory{own['memory']}", "nvfl-test"), "memory.limit_in_bytes"
+    else:
+        path, limit = Path(f"/sys/fs/cgroup{own.get('', '/')}", "nvfl-test"), "memory.max"
+    try:
+        path.mkdir()
+    except OSError as e:
+        pytest.skip(f"no cgroup can be made here: {e}")
+    try:
+        try:
+            (path / limit).write_text(f"{LIMIT_MB << 20}")
+        except OSError as e:
+            pytest.skip(f"no cgroup with a limit on memory can be made here: {e}")
+        yield path
+    finally:
+        path.rmdir()
+
+
+def test_a_rank_for_which_there_is_not_enough_memory(folder: Path, cgroup: Path) -> None:
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {cgroup}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    script = (
+        "import os, signal\n"
+        "held = []\n"
+        "while os.environ['RANK'] == '1':\n"
+        "    held.append(b'x' * (10 << 20))\n"
+        "signal.pause()\n"
+    )
+    ended = run(folder, script, nodes=["localhost", {"host": "127.0.0.1", "python": str(python)}])
+    assert (ended.failure.rank, ended.failure.cause) == (1, "infrastructure")
+    assert ended.failure.what == (
+        "SIGKILL (out of memory: the kernel has killed 1 of the node's processes for it)"
+    )
 
 
 def test_after_acceptance_rank_0_is_left_to_end_its_work(folder: Path) -> None:

@@ -33,7 +33,7 @@ MODULE = """
         flare.send(flare.FLModel(params={name: value + total.item() for name, value in received.params.items()}))
 """
 
-# Looks for the secret where everyone on the host can see it, while everything of the job is running.
+# Looks for the site's secret and NVFlare's own where others could see them, while all of the job is running.
 SECRETS = """
     import hashlib
     import json
@@ -48,7 +48,17 @@ SECRETS = """
     rank = dist.get_rank()
     flare.init(rank=rank)
     received = flare.receive()
-    secret = sys.argv[2]
+    home = Path(os.environ["HOME"])
+    bootstrap = Path(os.environ["NVFLARE_CLIENT_API_BOOTSTRAP"])
+    tokens = [json.loads(bootstrap.read_text())["launch_token"]]
+    dist.broadcast_object_list(tokens)
+    secrets = {"key": sys.argv[2], "token": tokens[0]}
+    contents = {}
+    for path in home.rglob("*"):
+        try:
+            contents[str(path)] = path.read_bytes()
+        except OSError:
+            continue
     commands = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -59,12 +69,22 @@ SECRETS = """
         "args": [hashlib.sha256(arg.encode()).hexdigest() for arg in sys.argv[1:]],
         "env": hashlib.sha256(os.environ["API_KEY"].encode()).hexdigest(),
         "this process is among them": str(os.getpid()) in commands,
-        "seen in": sorted(pid for pid, command in commands.items() if secret.encode() in command),
+        "bootstrap": str(bootstrap),
+        "mode": bootstrap.stat().st_mode & 0o777,
+        "token, backward": tokens[0][::-1],
+        "files": {
+            name: sorted(path for path, content in contents.items() if secret.encode() in content)
+            for name, secret in secrets.items()
+        },
+        "commands": {
+            name: sorted(pid for pid, command in commands.items() if secret.encode() in command)
+            for name, secret in secrets.items()
+        },
         "seen reference in": len([c for c in commands.values() if b"--key=<${secret:SITE_KEY}>" in c]),
     }
-    Path(f"found-{rank}.json").write_text(json.dumps(found))
     # Nobody ends before all have looked.
     dist.barrier()
+    (home / f"found-{rank}.json").write_text(json.dumps(found))
     if received:
         flare.send(flare.FLModel(params=received.params))
 """
@@ -89,9 +109,10 @@ def test_secrets_reach_the_ranks_and_nobody_else(simulator: Simulator) -> None:
     secret = uuid.uuid4().hex
     simulator.sites = ("site-1",)
     simulator.environ["SITE_KEY"] = secret
+    # Node 1 has a copy of the job's files.
+    simulator.write_site_file("nodes: 2\nstage: always\n")
     simulator.write_job(
         SECRETS,
-        nodes=2,
         script_args=["--key=<${secret:SITE_KEY}>", "${secret:SITE_KEY}"],
         env={"API_KEY": "key ${secret:SITE_KEY}"},
     )
@@ -99,18 +120,27 @@ def test_secrets_reach_the_ranks_and_nobody_else(simulator: Simulator) -> None:
     output = simulator.run()
 
     assert "Finished FedAvg" in simulator.messages("server"), output[-5000:]
+    tokens: set[str] = set()
+    homes: list[str] = []
     for rank in (0, 1):
-        found = json.loads((simulator.app("site-1") / f"found-{rank}.json").read_text())
+        found = json.loads((simulator.job.parent / f"found-{rank}.json").read_text())
         assert found["args"] == [digest(f"--key=<{secret}>"), digest(secret)]
         assert found["env"] == digest(f"key {secret}")
         assert found["this process is among them"] is True
-        assert found["seen in"] == []
+        assert found["commands"] == {"key": [], "token": []}
+        tokens.add(found["token, backward"][::-1])
+        homes.append(found["bootstrap"])
+        assert found["mode"] == 0o600
+        assert found["files"] == {"key": [], "token": [homes[0]]}
         # Two ranks and two torchruns at least: what people see in a process list is the reference.
         assert found["seen reference in"] >= 4
-    assert secret not in output
+    (token,) = tokens
+    assert homes[0] != homes[1]
     (verdict,) = simulator.workspace.rglob("verdict.json")
     assert json.loads(verdict.read_text())["outcome"] == "ok"
-    assert files_with(secret, simulator.job.parent) == []
+    for hidden in (secret, token):
+        assert hidden not in output
+        assert files_with(hidden, simulator.job.parent) == []
 
 
 def digest(text: str) -> str:
