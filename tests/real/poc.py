@@ -182,8 +182,12 @@ class Poc:
         args: tuple[str, ...] = (),
         rounds: int = 1,
         components: tuple[dict[str, Any], ...] = (),
+        **executor: Any,
     ) -> None:
-        """Write a job; ``code_in`` is the folder of the app in which ``train.py`` lies, None for no ``code``."""
+        """Write a job; ``code_in`` is the folder of the app in which ``train.py`` lies, None for no ``code``.
+
+        ``executor``: further arguments of the executor.
+        """
         app = self.folder / name / "app"
         (app / "config").mkdir(parents=True)
         if code_in is not None:
@@ -196,7 +200,7 @@ class Poc:
                     "tasks": ["train"],
                     "executor": {
                         "path": EXECUTOR,
-                        "args": {"script": script, "script_args": args, "nproc_per_node": 1},
+                        "args": {"script": script, "script_args": args, "nproc_per_node": 1, **executor},
                     },
                 }
             ],
