@@ -265,19 +265,22 @@ class Chaos:
         job = {one.pid for one in processes if attempt.site in one.argv}
         if kind == "rank":
             return [(one.host, one.pid) for one in processes if _is_of(one, attempt) and "RANK" in one.environ]
+        # The agent that looks there for what is left of an earlier attempt is not this one's.
+        late = [one for one in self.attempts if one.ended is not None and not one.checked]
+        seen_to = {host for one in late if one.site == attempt.site for _, host in one.hits}
         # Of two agents on a host the younger one is meant.
         agents = {
             one.host: one.pid
             for one in processes
             if list(one.argv[-2:]) == AGENT
-            and one.host in SITES[attempt.site]
+            and one.host in {*SITES[attempt.site]} - seen_to
             and (one.host != HOSTS[0] or procs.parent(one.pid) in job)
         }
         if kind == "agent":
             return list(agents.items())
         if kind == "client":
             clients = [one for one in processes if one.argv[:1] == ("ssh",) and procs.parent(one.pid) in job]
-            return list({one.argv[-2]: one.pid for one in clients}.items())
+            return list({one.argv[-2]: one.pid for one in clients if one.argv[-2] not in seen_to}.items())
         return [(host, 0) for host in agents if host not in {*self._away, HOSTS[0]}]
 
     def _do(self, fault: Fault, host: str, pid: int) -> None:
