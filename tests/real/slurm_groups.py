@@ -97,3 +97,16 @@ def in_allocations(bed: SlurmBed, folder: Path) -> Iterator[SlurmDriver]:
     assert left == {}
     # torch keeps a cache of its own there, named after the user.
     assert [path for path in driver.tmp.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+def pids_on(bed: SlurmBed, host: str, *words: str) -> list[int]:
+    """Processes there whose command ends with these words."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            said = (directory / "cmdline").read_bytes().decode().split("\0")[:-1]
+            if (directory / "ns" / "pid").readlink() == bed[host].space.ids["pid"] and said[-len(words) :] == [
+                *words
+            ]:
+                found.append(int(directory.name))
+    return found

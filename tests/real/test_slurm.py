@@ -18,7 +18,7 @@ from beds.fixtures import need
 from beds.slurm import SlurmBed
 from simulation import LIMIT_S as SIMULATOR_LIMIT_S
 from simulation import SITES, Simulator, processes
-from slurm_groups import SlurmDriver
+from slurm_groups import SlurmDriver, pids_on
 
 from nvflare_torchrun_plugin import transports
 
@@ -494,19 +494,6 @@ def submit_joining(bed: SlurmBed, simulator: Simulator, folder: Path, before: st
         directory=folder,
         env=simulator.environ,
     )
-
-
-def pids_on(bed: SlurmBed, host: str, *words: str) -> list[int]:
-    """Processes there whose command ends with these words."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            said = (directory / "cmdline").read_bytes().decode().split("\0")[:-1]
-            if (directory / "ns" / "pid").readlink() == bed[host].space.ids["pid"] and said[-len(words) :] == [
-                *words
-            ]:
-                found.append(int(directory.name))
-    return found
 
 
 def test_nodes_of_nvflares_own_launcher_dial_in_for_each_task(

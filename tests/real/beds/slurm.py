@@ -160,8 +160,19 @@ class SlurmBed(Bed):
         return self[name].run(argv, check=False).returncode == 0
 
     def _all_idle(self) -> bool:
-        states = self[CONTROLLER].run(["sinfo", "-h", "-N", "-o", "%T"], check=False).stdout.split()
-        return states == ["idle"] * len(self.nodes)
+        return self.states(*self.nodes) == ["idle"] * len(self.nodes)
+
+    def states(self, *nodes: str) -> list[str]:
+        """What the controller says about nodes, none of it while it is not there."""
+        command = ["sinfo", "-h", "-N", "-o", "%T", "-n", ",".join(nodes)]
+        return self[CONTROLLER].run(command, check=False).stdout.split()
+
+    def power_on(self, name: str) -> None:
+        """The node is back with its daemons; it is idle when its jobs have ended."""
+        super().power_on(name)
+        self.daemon(name, *MUNGED)
+        self.wait_for(f"munged on {name}", lambda: self._succeeds(name, "munge", "-n"))
+        self.daemon(name, "slurmd", "-D")
 
     def submit(self, text: str, *options: str, directory: Path, env: dict[str, str] | None = None) -> int:
         """Submits a batch script and returns the job's id; ``directory`` is its working directory."""
