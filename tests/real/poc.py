@@ -125,9 +125,15 @@ class Poc:
         for file in [self.folder / "poc" / "project.yml", *self.kits.glob("*/startup/fed_*.json")]:
             file.write_text(re.sub(r"\b8002\b", str(port), file.read_text()))
 
-    def start(self, *only: str) -> None:
-        """Start server and sites, or only those that are named."""
-        chosen = [word for name in only for word in ("-p", name)]
+    def start(self) -> None:
+        """Start server and sites."""
+        self._start()
+
+    def start_server(self) -> None:
+        """Start the server alone; the sites are the caller's."""
+        self._start("-p", "server")
+
+    def _start(self, *chosen: str) -> None:
         self.nvflare("poc", "start", "--timeout", "90", *chosen)
         self.services = self.processes()
         if self._host is None:

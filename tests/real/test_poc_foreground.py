@@ -25,7 +25,7 @@ def test_it_runs_a_job_and_ends_when_it_is_shut_down(tmp_path: Path) -> None:
     poc.site("write", "site-1", "--nodes", "2")
     poc.write_job("job", "train.py", ("site-1",), code_in="custom")
     try:
-        poc.start("server")
+        poc.start_server()
         line = COMMAND.format(kit=shlex.quote(str(poc.kits / "site-1")))
         with (tmp_path / "said.txt").open("wb") as said:
             site = subprocess.Popen(
