@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import job_log
 import pytest
 from beds.slurm import SlurmBed
 from nvflare.app_common.np.np_model_persistor import NPModelPersistor
@@ -109,8 +110,9 @@ class LaunchedPoc(Poc):
         given = kit.rename(self.folder / "given")
         self.nvflare("deploy", "prepare", str(given), "--output", str(kit), "--config", str(config))
 
-    def start(self) -> None:
-        self.nvflare("poc", "start", "-p", "server", "--timeout", "90")
+    def begin(self) -> None:
+        """Start the server, and the site by the script of its kit."""
+        self.start("server")
         log = self.folder / "site.out"
         with log.open("w") as out:
             self.bed["ctl"].popen(
@@ -121,7 +123,7 @@ class LaunchedPoc(Poc):
                 stderr=out,
             )
         assert wait_until(lambda: "Successfully registered client" in log.read_text(), LIMIT_S), log.read_text()
-        self.services = self.processes()
+        self.services |= self.processes()
 
     def allocation(self, job: str) -> int:
         """The allocation that NVFlare's launcher has got for the job."""
@@ -143,8 +145,15 @@ class LaunchedPoc(Poc):
         )
 
     def own_errors(self, job: str) -> list[str]:
-        """Those of the job, but for what comes of the POC: its server is known as localhost, and is not there."""
-        return [error for error in self.errors(SITE, job) if "http://localhost:" not in error]
+        """Those of this package.
+
+        NVFlare tells of the POC's server, which is localhost to the client job and is not there, and of its own
+        acknowledgements to trainers that have ended.
+        """
+        package = "nvflare_torchrun_plugin"
+        ours = [entry for entry in self.entries(SITE, job) if entry["fullName"].startswith(package)]
+        assert ours
+        return job_log.errors(ours)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +161,7 @@ def running(slurm_bed: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> It
     running = LaunchedPoc(tmp_path_factory.mktemp("poc"), slurm_bed)
     try:
         running.prepare()
-        running.start()
+        running.begin()
         yield running
     finally:
         left = running.stop()
