@@ -112,7 +112,7 @@ class LaunchedPoc(Poc):
 
     def begin(self) -> None:
         """Start the server, and the site by the script of its kit."""
-        self.start("server")
+        self.start_server()
         log = self.folder / "site.out"
         with log.open("w") as out:
             self.bed["ctl"].popen(
