@@ -48,7 +48,9 @@ class Port:
             "import os, sys\nfrom nvflare_torchrun_plugin import private_dir\n"
             f"channel = private_dir.connect(sys.argv[1], 'ranks')\nchannel.sendall(b'{HELLO}\\n')\n"
         )
-        return subprocess.Popen([sys.executable, "-c", start + code, self._directory])
+        # What reads its stdin waits until it is killed: a stdin of the tests' own may be at its end.
+        command = [sys.executable, "-c", start + code, self._directory]
+        return subprocess.Popen(command, stdin=subprocess.PIPE)
 
     def look(self, times: int, limit: float) -> None:
         """Look for ranks that are stopped, every second."""
