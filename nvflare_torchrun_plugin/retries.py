@@ -123,9 +123,10 @@ class NodeHealth:
 
     def reason(self, host: str) -> str:
         """Return for how long the node sits out yet, and why, to be read after its name."""
-        if host not in self._back:
+        left = self._back.get(host, -math.inf) - self.clock()
+        if left <= 0:
             return "sits out, for what an attempt has left there is still being ended"
-        return f"sits out for {self._back[host] - self.clock():.0f} s more, for it has failed: {self._why[host]}"
+        return f"sits out for {left:.0f} s more, for it has failed: {self._why[host]}"
 
     def sitting_out(self, nodes: Sequence[Node], least: int, unswept: Collection[str] = ()) -> list[Node]:
         """Return the nodes that sit the next attempt out: those that failed lately, if the others are enough.
@@ -135,10 +136,13 @@ class NodeHealth:
         Args:
             nodes: all.
             least: how many a group has at least; 0 means all.
-            unswept: hosts on which the end of an earlier attempt is still seen to; they sit out as well.
+            unswept: hosts on which the end of an earlier attempt is still seen to; they sit out as well, if there
+                are enough without them too: they will do once that is over.
         """
         # A group that ends just now, in the supervisor's thread, changes this.
         late = {host for host, back in tuple(self._back.items()) if back > self.clock()}
-        late = (late | set(unswept)) - {nodes[0].host}
-        bad = [node for node in nodes if node.host in late]
-        return bad if len(nodes) - len(bad) >= (least or len(nodes)) else []
+        for hosts in (late | set(unswept), late):
+            bad = [node for node in nodes if node.host in hosts and node.host != nodes[0].host]
+            if len(nodes) - len(bad) >= (least or len(nodes)):
+                return bad
+        return []

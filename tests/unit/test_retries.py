@@ -133,3 +133,21 @@ def test_a_node_that_has_been_started_anew_does_not_sit_out_for_what_was_before(
     assert health.sitting_out(NODES, 1) == []
     health.failed("gpu-1", "lost again", 101.0)
     assert health.sitting_out(NODES, 1) == [NODES[1]]
+
+
+def test_a_host_that_is_still_seen_to_does_not_bring_one_back_that_has_failed() -> None:
+    health = NodeHealth(lambda: 0.0)
+    health.failed("gpu-1", "no route")
+    assert health.sitting_out(NODES, 1, {"gpu-2"}) == [NODES[1], NODES[2]]
+    # Both are too many: the one that is still seen to will do once that is over.
+    assert health.sitting_out(NODES, 2, {"gpu-2"}) == [NODES[1]]
+    assert health.sitting_out(NODES, 3, {"gpu-2"}) == []
+
+
+def test_a_host_that_has_sat_out_long_ago_does_so_for_what_is_left_there() -> None:
+    now = [100.0]
+    health = NodeHealth(lambda: now[0])
+    health.failed("gpu-1", "no route")
+    now[0] += 61
+    assert health.sitting_out(NODES, 1, {"gpu-1"}) == [NODES[1]]
+    assert health.reason("gpu-1") == "sits out, for what an attempt has left there is still being ended"
