@@ -137,7 +137,7 @@ def write(
 
     local = local_folder(kit)
     described = {
-        "nodes": _nodes(nodes, nproc_per_node),
+        "nodes": _nodes(nodes, nproc_per_node, transport),
         "transport": _transport(transport),
         "python": python,
         "master_port_range": _ports(master_port_range),
@@ -277,18 +277,18 @@ def _number(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
-def _nodes(text: str | None, nproc_per_node: str | None) -> object:
-    if text is None:
+def _nodes(text: str | None, nproc_per_node: str | None, transport: str | None) -> object:
+    if text is None or text == "auto":
         if nproc_per_node is not None:
-            raise RefusedError("--nproc-per-node needs --nodes with host names")
-        return None
-    if text == "auto" or isinstance(_number(text), int):
-        if nproc_per_node is not None:
-            raise RefusedError("--nproc-per-node needs --nodes with host names (of this host: --nodes localhost)")
-        return _number(text)
-    hosts = [host.strip() for host in text.split(",")]
+            raise RefusedError("--nproc-per-node needs --nodes with a number or host names")
+        return text
+    number, hosts = _number(text), [host.strip() for host in text.split(",")]
     if nproc_per_node is None:
-        return hosts
+        return number if isinstance(number, int) else hosts
+    if isinstance(number, int):
+        if transport not in (None, "local"):
+            raise RefusedError(f"with transport {transport} --nproc-per-node needs --nodes with host names")
+        hosts = ["localhost"] * number
     return [{"host": host, "nproc_per_node": _number(nproc_per_node)} for host in hosts]
 
 

@@ -36,7 +36,9 @@ def show(
     except (OSError, ValueError) as error:
         raise RefusedError(f"{folder} cannot be read: {error}; give a run's directory") from None
     if not tasks:
-        raise RefusedError(f"no run of this package has left its times in {folder}; give a run's directory")
+        raise RefusedError(
+            f"no task had a group in {folder}: give a run's directory, or look for 'failed:' in its log"
+        )
     if html is not None:
         try:
             html.write_text(page(tasks, str(folder)), encoding="utf-8", errors="backslashreplace")

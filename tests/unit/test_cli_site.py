@@ -150,8 +150,12 @@ def test_a_link_in_place_of_the_draft_is_not_followed(kit: Path) -> None:
         (["--nodes", "2", "--transport", "telnet"], "transport is 'telnet'"),
         (["--nodes", "localhost", "--transport", "x '{host}"], "cannot be split into words"),
         (["--nodes", "2", "--master-port-range", "5"], "master_port_range is [5]"),
-        (["--nodes", "2", "--nproc-per-node", "2"], "needs --nodes with host names"),
-        (["--nproc-per-node", "2"], "needs --nodes with host names"),
+        (
+            ["--nodes", "2", "--nproc-per-node", "2", "--transport", "join"],
+            "transport join --nproc-per-node needs",
+        ),
+        (["--nodes", "auto", "--nproc-per-node", "2"], "needs --nodes with a number or host names"),
+        (["--nproc-per-node", "2"], "needs --nodes with a number or host names"),
         (["--on-busy", "wait"], "key 'nodes' is missing"),
         ([], "nothing to write"),
     ],
@@ -161,6 +165,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written(kit: Path, optio
     assert words in said
     assert f".yaml.{os.getpid()}" not in said
     assert [path.name for path in (kit / "local").iterdir()] == ["resources.json.default"]
+
+
+def test_nodes_of_this_host_may_have_a_number_of_processes(kit: Path) -> None:
+    assert site("write", kit, "--nodes", "2", "--nproc-per-node", "3").exit_code == 0
+    assert written(kit)["nodes"] == [{"host": "localhost", "nproc_per_node": 3}] * 2
+    assert site("check", kit).exit_code == 0
 
 
 def test_on_another_host_than_the_site_s(kit: Path) -> None:
