@@ -98,7 +98,8 @@ def put(target: Path, text: str, check: Callable[[Path], object], source: Path |
     """Write the file in one piece, once it has been read back without a complaint; a link stays one.
 
     Who may read it stays as it was, or is as with the source of a new one. Written by root it belongs to whom it
-    belonged to, a new one to the owner of its folder: the site's own user must be able to read it.
+    belonged to, a new one to the owner of its folder: the site's own user must be able to read it. Root
+    follows no link of a user to what is not that user's.
 
     Args:
         target: the file.
@@ -113,13 +114,19 @@ def put(target: Path, text: str, check: Callable[[Path], object], source: Path |
     draft = place.with_name(f".{place.name}.{os.getpid()}")
     made = False
     try:
-        # Never through a link that somebody has laid there: this may be root in a folder of another's.
-        with open(draft, "x", encoding="utf-8") as file:
+        owner = (place if place.exists() else place.parent).stat()
+        if target.is_symlink() and os.geteuid() == 0 and (user := target.lstat().st_uid) not in (0, owner.st_uid):
+            raise RefusedError(
+                f"{target} is a link of user {user} to {place}, which is not that user's: write that file itself"
+            )
+        like = place if place.exists() else source
+        # Never through a link that somebody has laid there: this may be root in a folder of another's. And until
+        # it is known who may read it, nobody else does.
+        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if like is None else 0o600
+        with open(os.open(draft, flags, mode), "w", encoding="utf-8") as file:
             made = True
             file.write(text)
-            like = place if place.exists() else source
             if os.geteuid() == 0:
-                owner = (place if place.exists() else place.parent).stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             if like is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(like.stat().st_mode))

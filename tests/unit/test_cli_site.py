@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,41 @@ def test_what_root_writes_belongs_to_the_kits_owner(kit: Path) -> None:
     os.chown(kit / "local/node_group.yaml", 54321, 54321)
     site("write", kit, "--nodes", "3", "--replace")
     assert (kit / "local/node_group.yaml").stat().st_uid == 54321
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes what is another's")
+@pytest.mark.parametrize("there", [True, False])
+def test_root_follows_no_link_to_what_is_not_its_owner_s(kit: Path, there: bool) -> None:
+    aim = kit / "startup/of_root"
+    if there:
+        aim.write_text("as it was")
+    link = kit / "local/node_group.yaml"
+    link.symlink_to(aim)
+    os.chown(link, 12345, 12346, follow_symlinks=False)
+    said = refusal("write", kit, "--nodes", "2", "--replace")
+    assert said == f"{link} is a link of user 12345 to {aim}, which is not that user's: write that file itself"
+    assert (aim.read_text() if there else aim.exists()) == ("as it was" if there else False)
+    os.chown(aim if there else aim.parent, 12345, 12346)
+    assert site("write", kit, "--nodes", "2", "--replace").exit_code == 0
+    assert (aim.stat().st_uid, link.is_symlink()) == (12345, True)
+
+
+def test_what_only_its_owner_may_read_nobody_else_may_read_meanwhile(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kit / "local/node_group.yaml"
+    site("write", kit, "--nodes", "2")
+    file.chmod(0o640)
+    seen: list[int] = []
+    give = os.fchmod
+
+    def note(fd: int, mode: int) -> None:
+        seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        give(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", note)
+    site("write", kit, "--nodes", "3", "--replace")
+    assert (seen, stat.S_IMODE(file.stat().st_mode)) == ([0o600], 0o640)
 
 
 def test_a_link_in_place_of_the_draft_is_not_followed(kit: Path) -> None:
