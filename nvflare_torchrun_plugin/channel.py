@@ -228,3 +228,6 @@ async def sweep(argv: Sequence[str], environ: Mapping[str, str], tag: str, timeo
     except asyncio.TimeoutError:
         channel.kill()
         return f"looking for what is left there took more than {timeout:g} s"
+    except OSError as e:
+        # No descriptor is free, for one.
+        return f"no agent could be started for that: {e}"

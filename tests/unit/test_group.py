@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -390,6 +391,27 @@ async def said(lines: list[str], phase: str) -> None:
 
 HALT = wire.encode(wire.Halt(0, LATE)).decode().strip()
 NEWS = wire.encode(wire.Line(0, "still there")).decode().strip()
+
+
+def test_a_silent_node_that_cannot_be_seen_to_for_want_of_descriptors_is_told_of(tmp_path: Path) -> None:
+    dies = "while ! [ -e $1/die ]; do sleep 0.02; done; kill -9 $$"
+    agent = f"read prepare; {says(HELLO, READY)}; read start; {says(UP)}; {dies}"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def steps(group: Group, lines: list[str]) -> None:
+        await said(lines, "training")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        (tmp_path / "die").mkdir()
+        await asyncio.wrap_future(group.decided)
+
+    try:
+        verdict = run_with(launch(tmp_path, agent), steps)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert verdict.leftovers == (
+        "node 0 (host-0): it is not confirmed that all processes there are gone: no agent could be started for"
+        " that: [Errno 24] Too many open files",
+    )
 
 
 def test_a_rank_that_is_stopped_for_too_long_fails_its_group(tmp_path: Path) -> None:
