@@ -183,9 +183,16 @@ def kept(top: Sequence[str]) -> dict[str, str]:
         return {}
     first, *sections = RESULTS.read_text().split("\n## ")
     before = [line for line in first.splitlines() if line.startswith("- ")]
-    note = "" if before == list(top) else f"{ELSEWHERE} {'; '.join(line[2:] for line in before)}.\n\n"
     found = {title: body.strip() for title, _, body in (section.partition("\n") for section in sections)}
-    return {title: body if body.startswith(ELSEWHERE) else f"{note}{body}" for title, body in found.items()}
+    return {
+        title: (body if body.startswith(ELSEWHERE) else measured_on(before) + body).removeprefix(measured_on(top))
+        for title, body in found.items()
+    }
+
+
+def measured_on(machine_lines: Sequence[str]) -> str:
+    """What stands before a section that another machine than that of the page has measured."""
+    return f"{ELSEWHERE} {'; '.join(line[2:] for line in machine_lines)}.\n\n"
 
 
 def main(names: Sequence[str]) -> None:
