@@ -151,7 +151,9 @@ def _failure_lines(failure: Failure) -> list[str]:
     where = f"node {failure.node_rank} ({failure.host})"
     if failure.rank is not None:
         where += f" rank {failure.rank} (local rank {failure.local_rank})"
-    lines = [f"group failed: {where}: {failure.what}, {failure.seconds:.1f} s after the start"]
+    # A group that waits for its task may have failed then.
+    when = f"{abs(failure.seconds):.1f} s {'after' if failure.seconds >= 0 else 'before'} the start"
+    lines = [f"group failed: {where}: {failure.what}, {when}"]
     if failure.traceback:
         lines += ["  traceback:", *_indented(failure.traceback.splitlines())]
     if failure.last_lines:

@@ -174,6 +174,13 @@ def test_a_rank_that_was_stopped_is_blamed_whatever_became_of_it_then() -> None:
     assert (result.failure.seconds, result.failure.cause, result.victims) == (2.0, "infrastructure", (0, 2))
 
 
+def test_a_rank_may_have_been_stopped_before_its_task_came() -> None:
+    halted = rank(1, 18.5, -15)
+    halted.halted = -12.0, "stopped (SIGSTOP) for 30 s (node_timeout)"
+    first = reach(node(0, halted)).text().splitlines()[0]
+    assert first.endswith("stopped (SIGSTOP) for 30 s (node_timeout), 12.0 s before the start")
+
+
 @pytest.mark.parametrize(("code", "cause"), [(-9, "infrastructure"), (1, "infrastructure"), (2, "configuration")])
 def test_a_torchrun_that_did_not_understand_its_options_is_nothing_to_try_again(code: int, cause: str) -> None:
     failure = reach(node(0, ended=2.0, code=code)).failure
