@@ -35,14 +35,17 @@ class Program:
         """Return the script's absolute path (or the module's name), looked for in each folder in turn.
 
         Raises:
-            ProgramError: there is no such file; the message names the places.
+            ProgramError: there is no such file, or this user may not look there; the message names the places.
         """
         if self.script is None:
             return str(self.module)
         places = [Path(folder, self.script) for folder in folders]
         for place in places:
-            if place.is_file():
-                return str(place.absolute())
+            try:
+                if place.is_file():
+                    return str(place.absolute())
+            except OSError as e:
+                raise ProgramError(f"script {self.script!r} cannot be looked for: {place}: {e.strerror}") from None
         tried = ", ".join(dict.fromkeys(str(place) for place in places))
         raise ProgramError(f"script {self.script!r} is not there; looked for {tried}")
 

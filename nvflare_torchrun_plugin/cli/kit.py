@@ -41,10 +41,18 @@ def local_folder(kit: Path) -> Path:
     """Return the folder of the site's own files.
 
     Raises:
-        RefusedError: this is no kit.
+        RefusedError: this is no kit, or not for this user to look into.
     """
     local = kit / "local"
-    if not local.is_dir() or not (kit / "startup").is_dir():
+    try:
+        whole = local.is_dir() and (kit / "startup").is_dir()
+        # Who may not look into local/ cannot even know what is not there.
+        (local / "resources.json").exists()
+    except OSError as error:
+        raise RefusedError(
+            f"{kit} cannot be looked into: {error.strerror}; ask its owner, or be that user"
+        ) from None
+    if not whole:
         raise RefusedError(f"{kit} is no startup kit: it has no local/ and startup/; give the site's folder")
     return local
 

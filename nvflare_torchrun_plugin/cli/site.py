@@ -63,7 +63,7 @@ def check(kit: _Kit, elsewhere: _Elsewhere = False, as_json: JsonOption = False)
     missing = [
         script
         for script in (found.allowed_scripts if found else ())
-        if not elsewhere and not Path(script).is_file()
+        if not elsewhere and not _is_there(Path(script))
     ]
     if as_json:
         print_json(
@@ -214,6 +214,14 @@ def _name() -> str:
     from ..site_file import NAME
 
     return NAME
+
+
+def _is_there(script: Path) -> bool:
+    try:
+        return script.is_file()
+    except OSError:
+        # This user may not look there, for one.
+        return False
 
 
 def _read(path: Path, elsewhere: bool) -> SiteFile | None:

@@ -217,6 +217,25 @@ def test_on_another_host_than_the_site_s(kit: Path) -> None:
     assert site("check", kit, "--elsewhere").exit_code == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+@pytest.mark.parametrize("verb", ["check", "write", "allow"])
+def test_a_kit_that_this_user_may_not_look_into(kit: Path, verb: str) -> None:
+    site(verb, kit)  # which imports what it takes, and that may be root's alone
+    os.seteuid(12345)
+    try:
+        said = refusal(verb, kit)
+    finally:
+        os.seteuid(0)
+    assert said == f"{kit} cannot be looked into: Permission denied; ask its owner, or be that user"
+
+
+def test_an_allowed_script_of_which_nothing_can_be_known_is_missing(kit: Path) -> None:
+    script = f"/{'x' * 300}.py"
+    site("write", kit, "--nodes", "2", "--allow", script)
+    done = site("check", kit)
+    assert (done.exit_code, f"any job may run: {script} (MISSING here)\n" in done.output) == (1, True)
+
+
 def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
     for verb in ("check", "write", "allow"):
         assert "is no startup kit" in refusal(verb, tmp_path)

@@ -32,6 +32,13 @@ def test_a_missing_script_is_named_with_the_places(tmp_path: Path) -> None:
     )
 
 
+def test_a_script_that_cannot_be_looked_for(tmp_path: Path) -> None:
+    name = "x" * 300
+    with pytest.raises(ProgramError) as caught:
+        program.parse(name, None, "", None).find([str(tmp_path)])
+    assert str(caught.value) == f"script {name!r} cannot be looked for: {tmp_path / name}: File name too long"
+
+
 def test_a_module_is_not_looked_for() -> None:
     assert program.parse(None, "pkg.train", "", None).find([]) == "pkg.train"
 
