@@ -81,6 +81,7 @@ class Agent:
         self._dir: str | None = None
         self._ranks: RankPort | None = None
         self._torchrun: subprocess.Popen[bytes] | None = None
+        self._halted = 0.0
         self._code: int | None = None
         self._error: str | None = None
         self._grace = DEFAULT_GRACE
@@ -138,8 +139,24 @@ class Agent:
     def _look_at_ranks(self) -> None:
         now = time.monotonic()
         if self._ranks is not None and now - self._looked >= _LOOK:
-            self._ranks.look_for_halted(min(now - self._looked, 2 * _LOOK), self._node_timeout)
+            seconds = min(now - self._looked, 2 * _LOOK)
+            self._ranks.look_for_halted(seconds, self._node_timeout)
+            self._look_at_torchrun(seconds)
             self._looked = now
+
+    def _look_at_torchrun(self, seconds: float) -> None:
+        """End everything where torchrun has been stopped for too long after the end of its ranks."""
+        assert self._ranks is not None  # noqa: S101
+        if self._torchrun is None or not procs.is_stopped(self._torchrun.pid) or not self._ranks.all_ended():
+            self._halted = 0.0
+            return
+        self._halted += seconds
+        if self._halted >= self._node_timeout:
+            self._error = (
+                f"its torchrun was stopped (SIGSTOP) for {self._node_timeout:g} s after the end of its ranks"
+            )
+            self._ended = time.monotonic()
+            self._stop(self._grace)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._signalled = True

@@ -211,6 +211,39 @@ def test_a_rank_has_been_stopped_only_while_its_agent_ran(monkeypatch: pytest.Mo
     assert told == [(1.0, 30.0), (pytest.approx(1.2), 30.0), (2.0, 30.0)]
 
 
+def test_a_torchrun_that_is_stopped_once_its_ranks_have_ended_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(node_agent.Agent, "_terminate", lambda _agent: None)
+    agent = node_agent.Agent(0, os.open(os.devnull, os.O_WRONLY))
+    ended = [False]
+    ranks = SimpleNamespace(look_for_halted=lambda *_: None, all_ended=lambda: ended[0])
+    monkeypatch.setattr(agent, "_ranks", ranks)
+    torchrun = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(agent, "_torchrun", torchrun)
+
+    def look(times: int) -> str | None:
+        nonlocal now
+        for _ in range(times):
+            now += 1.0
+            agent._look_at_ranks()
+        return agent._error
+
+    try:
+        torchrun.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, torchrun.pid, os.WSTOPPED)
+        assert look(31) is None
+        ended[0] = True
+        assert look(29) is None
+        assert look(1) == "its torchrun was stopped (SIGSTOP) for 30 s after the end of its ranks"
+        assert agent._stopping == now
+    finally:
+        torchrun.kill()
+        torchrun.wait()
+
+
 def test_an_agent_whose_reader_is_gone_ends(folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
