@@ -311,7 +311,12 @@ class TorchrunExecutor(ClientAPIExecutor):  # type: ignore[misc, unused-ignore]
                 return make_reply(return_code.BY_CAUSE[cause])
             self._said = None
             run.tasks.write("attempt", group=attempt.launch.name)
-            reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
+            try:
+                reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
+            except BaseException as e:
+                # Nobody would end it before the run ends, and its nodes would be in use until then.
+                attempt.stop(f"NVFlare's executor has failed: {e!r}")
+                raise
             code = reply.get_return_code(ReturnCode.OK)
             run.tasks.write("reply", group=attempt.launch.name, code=code)
             if code == ReturnCode.OK:

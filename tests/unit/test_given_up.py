@@ -52,8 +52,10 @@ class Attempt:
         self.ended.set_result(None)
         self.ends, self.left_out, self.unswept = True, (), ()
         self.launch, self.began = SimpleNamespace(name="1-a"), 0.0
+        self.stopped: str | None = None
 
-    def stop(self, _reason: str) -> None: ...
+    def stop(self, reason: str) -> None:
+        self.stopped = reason
 
     def wait(self, _timeout: float) -> None: ...
 
@@ -62,13 +64,15 @@ class Supervisor:
     """Keeps what the real one would ask."""
 
     asks: Callable[[], GivenUp | None]
+    armed: Attempt
 
     def __init__(self, _logger: logging.Logger, asks: Callable[[], GivenUp | None]) -> None:
         Supervisor.asks = staticmethod(asks)
         self.directory = "supervisor"
 
     def arm(self, _launch: object) -> Attempt:
-        return Attempt()
+        Supervisor.armed = Attempt()
+        return Supervisor.armed
 
     def close(self, *_: object) -> None: ...
 
@@ -117,3 +121,19 @@ def test_an_end_that_nvflare_was_told_of_is_nobody_s_fault(
         assert reason_after(event(EventType.ABORT_TASK)) is None
         assert reason_after(lambda _abort: None) == given_up.reason(None)
     assert reason_after(event(EventType.END_RUN)) is None
+
+
+def test_an_attempt_ends_where_nvflare_s_executor_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fl_ctx: FLContext
+) -> None:
+    (tmp_path / "train.py").touch()
+    executor = TorchrunExecutor(script=str(tmp_path / "train.py"))
+    executor.handle_event(EventType.START_RUN, fl_ctx)
+
+    def execute(*_: object) -> Shareable:
+        raise KeyError("no engine")
+
+    monkeypatch.setattr(ClientAPIExecutor, "execute", execute)
+    with pytest.raises(KeyError, match="no engine"):
+        executor.execute("train", Shareable(), fl_ctx, Signal())
+    assert Supervisor.armed.stopped == "NVFlare's executor has failed: KeyError('no engine')"
