@@ -13,6 +13,7 @@ from nvflare_torchrun_plugin.given_up import GivenUp
 from nvflare_torchrun_plugin.group import Group
 from nvflare_torchrun_plugin.group_ahead import Ahead
 from nvflare_torchrun_plugin.launch import Launch
+from nvflare_torchrun_plugin.node_locks import BusyError
 from nvflare_torchrun_plugin.planning import PlanError
 from nvflare_torchrun_plugin.program import ProgramError
 from nvflare_torchrun_plugin.relay_connection import RelayConnection
@@ -160,7 +161,7 @@ class Attempt:
                 verdict = await self._running  # which raises why
             if verdict.failure is not None and self._group.accepted:
                 logger.warning("after the task's result was accepted: %s", verdict.text())
-        except (OSError, PlanError, ProgramError) as e:
+        except (OSError, PlanError, ProgramError, BusyError) as e:
             logger.error("the group %s cannot be run: %s", self.launch.name, e)
         finally:
             if telling is not None:

@@ -211,20 +211,27 @@ class JobRun:
             if ahead is not None:
                 self._learn_of_waiting(ahead)
             without = self._without()
-            launch = plan()
-            if attempt.decided.done():
-                # The task went away while this was being planned: what it had was given back before.
-                _give_back(ports)
+            try:
+                launch = plan()
+                lock(launch, lambda: cancelled() or attempt.decided.done())
+            finally:
+                if attempt.decided.done():
+                    # The task went away while this was being planned: what it had was given back before.
+                    _give_back(ports)
+                    _give_back(locks)
             return launch
 
-        described = self._plan.group
-        try:
-            launch = plan() if ahead is None else ahead.launch
-            # Nobody else arbitrates other hosts; what this one has, NVFlare does.
-            if launch.spans_hosts and described.on_busy != "share":
+        def lock(launch: Launch, cancelled: Callable[[], bool]) -> None:
+            """Keep other jobs from the nodes; what this host has, nobody but NVFlare arbitrates."""
+            described = self._plan.group
+            if launch.spans_hosts and described.on_busy != "share" and not locks:
                 timeout = described.busy_timeout if described.on_busy == "wait" else 0.0
                 self._locks.acquire([node.host for node in described.nodes], timeout, cancelled)
                 locks.append(self._locks.release)
+
+        try:
+            launch = plan() if ahead is None else ahead.launch
+            lock(launch, cancelled)
             attempt = self._supervisor.arm(launch) if ahead is None else self._supervisor.arm_ahead(ahead, cold)
         except BaseException:
             if ahead is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from nvflare_torchrun_plugin import master, ports
 from nvflare_torchrun_plugin.attempt import Attempt
 from nvflare_torchrun_plugin.group_description import Node, NodeGroup
 from nvflare_torchrun_plugin.job_run import JobRun
+from nvflare_torchrun_plugin.launch import Launch
 from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
 from nvflare_torchrun_plugin.planning import Options, Plan
 from nvflare_torchrun_plugin.program import Program
@@ -125,6 +128,47 @@ def test_what_an_attempt_has_taken_is_given_back_as_soon_as_it_can_be(
         with pytest.raises(BusyError, match="is in use by job 1"):
             others.acquire([OTHER], 0.0, lambda: False)
         attempt.ended.set_result(None)
+        others.acquire([OTHER], 0.0, lambda: False)
+        others.release()
+
+
+def test_a_task_that_starts_cold_on_more_nodes_than_the_group_ahead_had_has_their_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = NodeLocks(str(tmp_path / "locks"), "job 2", print)
+    with run_of(tmp_path, monkeypatch, 1, []) as run:
+        both = run.attempt_for_task(lambda: False)
+        for end in (both.decided, both.ended):
+            end.set_result(None)
+        ahead = SimpleNamespace(
+            launch=replace(both.launch, members=both.launch.members[:1], spans_hosts=False), left_out=(), silent=()
+        )
+        ahead.began, ahead.decided, ahead.taken = 0.0, Future(), False
+        monkeypatch.setattr(run, "_take_ahead", lambda: ahead)
+        plans: list[Callable[[], Launch]] = []
+        aborted: list[bool] = []
+        attempt = Attempt(both.launch, run._supervisor._loop)
+
+        def arm_ahead(_ahead: object, cold: Callable[[], Launch]) -> Attempt:
+            plans.append(cold)
+            return attempt
+
+        monkeypatch.setattr(run._supervisor, "arm_ahead", arm_ahead)
+        run.attempt_for_task(lambda: bool(aborted))
+        others.acquire([OTHER], 0.0, lambda: False)
+        aborted.append(True)
+        with pytest.raises(BusyError, match="is in use by job 2"):
+            plans[0]()
+        others.release()
+        assert len(plans[0]().members) == 2
+        with pytest.raises(BusyError, match="is in use by job 1"):
+            others.acquire([OTHER], 0.0, lambda: False)
+        attempt.decided.set_result(None)
+        attempt.ended.set_result(None)
+        others.acquire([OTHER], 0.0, lambda: False)
+        others.release()
+        # One that is planned for a task that has gone has nothing.
+        plans[0]()
         others.acquire([OTHER], 0.0, lambda: False)
         others.release()
 
