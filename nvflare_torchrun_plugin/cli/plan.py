@@ -130,4 +130,4 @@ def _words(words: str | list[str]) -> str:
 
 
 def _names(names: list[str] | None) -> str:
-    return "the node's own" if names is None else " ".join(names)
+    return "the node's own" if names is None else " ".join(names) or "none"

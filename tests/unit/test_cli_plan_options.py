@@ -105,6 +105,7 @@ def test_plain_text_has_no_secret_and_no_style(cli: Cli, tmp_path: Path) -> None
     assert "\x1b" not in out
     assert re.search(r"^master address +127\.0\.0\.1$", out, re.MULTILINE)
     assert re.search(rf"^node 1 \({re.escape(HERE)}\)$", out, re.MULTILINE)
+    assert re.search(r"^hidden +\S", out, re.MULTILINE)
 
 
 def test_one_node_has_no_rendezvous(cli: Cli, tmp_path: Path) -> None:
