@@ -192,8 +192,9 @@ class RankPort:
             if isinstance(failed, list) and type(of) is int and self._holds and not rank.warm:
                 rank.warm = True
                 self._send(wire.Warm(rank.rank, of, tuple(str(sentence) for sentence in failed)))
-            if isinstance(report.get("moment"), str):
-                self._send(wire.Moment(rank.rank, report["moment"], time.monotonic()))
+            moment, at = report.get("moment"), report.get("at")
+            if isinstance(moment, str) and isinstance(at, (int, float)) and 0 <= at <= time.monotonic():
+                self._send(wire.Moment(rank.rank, moment, float(at)))
             if isinstance(text, str):
                 self._send(wire.RankError(rank.rank, text, time.monotonic(), self._stopping()))
         elif type(number) is int and type(local_rank) is int and number >= 0:

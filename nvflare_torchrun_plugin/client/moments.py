@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import time
 
 _AGENT = re.compile(r"/proc/self/fd/\d+/ranks")
 """How :mod:`nvflare_torchrun_plugin.private_dir` binds what the agent listens on (``agent_link.SOCKET_NAME``)."""
@@ -24,10 +25,13 @@ class Moments:
         self._fd = _connection_to_agent()
 
     def tell(self, moment: str) -> None:
-        """Tell it if that takes no time; what does not get through is lost."""
+        """Tell it, with the time (``time.monotonic()``), if that takes none; what does not get through is lost.
+
+        An agent that is kept waiting for a core hears of it only after what came next.
+        """
         if self._fd is None or os.getpid() != self._process:
             return
-        message = json.dumps({"moment": moment}).encode() + b"\n"
+        message = json.dumps({"moment": moment, "at": time.monotonic()}).encode() + b"\n"
         with contextlib.suppress(OSError):
             if not _leads_to_agent(self._fd):
                 return

@@ -382,6 +382,35 @@ def test_what_a_rank_tells_of_its_task(port: Port) -> None:
     assert process.wait() == 0
 
 
+# One that tells nothing until it has a line to read.
+TELLS_LATER = """
+from nvflare_torchrun_plugin.client.moments import Moments
+channel.recv(1 << 16)
+open({there!r}, "x").close()
+sys.stdin.readline()
+Moments().tell("receive")
+for time in "", ', "at": NaN', ', "at": 1e12', ', "at": "x"':
+    channel.sendall(b'{{"moment": "sent"%s}}\\n' % time.encode())
+"""
+
+
+def test_the_time_of_what_a_rank_tells_is_the_rank_s(port: Port, tmp_path: Path) -> None:
+    """An agent that has no time to listen hears of it later; and it believes no time that cannot be."""
+    there = tmp_path / "there"
+    process = port.rank(TELLS_LATER.format(there=str(there)))
+    port.until(there.exists)
+    assert process.stdin is not None
+    process.stdin.write(b"go on\n")
+    process.stdin.close()
+    ended(process)
+    over = time.monotonic()
+    port.until(lambda: any(isinstance(frame, wire.RankEnd) for frame in port.frames))
+    (told,) = [frame for frame in port.frames if isinstance(frame, wire.Moment)]
+    assert told.what == "receive"
+    assert told.at <= over
+    process.wait()
+
+
 def test_a_process_without_an_agent_tells_nothing(tmp_path: Path) -> None:
     listening = private_dir.listen(str(tmp_path), "others")
     other = private_dir.connect(str(tmp_path), "others")
