@@ -86,7 +86,7 @@ rank     | 0    | in training      | SIGKILL        | 3  | node 0 rank 0: SIGKIL
 rank     | 0    | in training      | SIGSTOP        | 8  | node 0 rank 0: stopped (SIGSTOP) for 4 s (node_timeout)
 rank     | 0    | in training      | os._exit(0)    | 5  | node 0 rank 0: rank 0 ended with exit code 0, but no result was accepted
 rank     | 0    | in training      | closed channel | 12 | node 0 rank 0: NVFlare gave up on it: trainer heartbeat timed out after or node 0 rank 0: exit code 1
-torchrun | 1    | in training      | SIGSTOP        | 12 | ok: NVFlare has ended its relay
+torchrun | 1    | in training      | SIGSTOP        | 12 | ok: node 1: its torchrun was stopped (SIGSTOP) for 4 s or NVFlare has ended its relay
 relay    | 0    | in training      | SIGKILL        | 3  | its relay is gone
 relay    | 0    | in training      | SIGSTOP        | 12 | ok:
 rank     | 0    | in send          | exit 1         | 3  | node 0 rank 0: exit code 1
