@@ -91,6 +91,7 @@ def test_a_bootstrap_that_cannot_be_handed_on(tmp_path: Path, text: str | None) 
     assert failure(verdict).what.startswith("the group cannot be started: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [(), LARGE], ids=["small order", "large order"])
 def test_an_agent_that_says_and_reads_nothing(
     tmp_path: Path, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -183,6 +183,7 @@ def test_who_comes_later_takes_the_place(client: Client, node: Any) -> None:
     assert first.ended() == 0
 
 
+@pytest.mark.slow
 def test_an_absent_node_is_named_and_a_late_one_is_waited_for(
     tmp_path: Path, node: Any, ended: contextlib.ExitStack
 ) -> None:
@@ -309,6 +310,7 @@ def test_a_node_ends_its_agents_when_it_is_told_to_end(client: Client, node: Any
     assert bridge.finish()[0] == 1
 
 
+@pytest.mark.slow
 def test_a_file_made_beforehand_serves_many_jobs_at_a_time(
     tmp_path: Path, node: Any, ended: contextlib.ExitStack
 ) -> None:

@@ -120,6 +120,7 @@ def test_without_pidfds_the_end_of_the_connection_tells(
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_code_that_torchrun_took_is_learnt_from_its_summary(port: Port) -> None:
     process = port.rank("sys.stdin.read()")
     port.until(lambda: len(port.frames) == 1)
@@ -171,6 +172,7 @@ def halts(port: Port) -> list[int]:
     return [frame.rank for frame in port.frames if isinstance(frame, wire.Halt)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_for_too_long_is_told_of_again_and_again(port: Port) -> None:
     process = port.rank(STAYS)
     port.until(lambda: len(port.frames) == 1)
@@ -195,6 +197,7 @@ def test_a_rank_that_is_stopped_for_too_long_is_told_of_again_and_again(port: Po
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_rank_in_the_hands_of_a_debugger_is_left_alone(port: Port) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     attach, detach = 16, 17
@@ -213,6 +216,7 @@ def test_a_rank_in_the_hands_of_a_debugger_is_left_alone(port: Port) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_what_ends_after_the_agent_began_to_stop_says_so(port: Port) -> None:
     process = port.rank('channel.sendall(b\'{"traceback": "boom"}\\n\'); sys.stdin.read()')
     port.until(lambda: len(port.frames) == 2)
@@ -311,6 +315,7 @@ def test_whatever_a_process_says_the_next_rank_is_served(port: Port) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_whether_ranks_are_left_is_known_before_their_ends_are_noticed(port: Port) -> None:
     assert not port._port.all_ended()
     process = port.rank("import time; time.sleep(100)")
@@ -394,6 +399,7 @@ for time in "", ', "at": NaN', ', "at": 1e12', ', "at": "x"':
 """
 
 
+@pytest.mark.slow
 def test_the_time_of_what_a_rank_tells_is_the_rank_s(port: Port, tmp_path: Path) -> None:
     """An agent that has no time to listen hears of it later; and it believes no time that cannot be."""
     there = tmp_path / "there"
