@@ -18,10 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvflare_torchrun_plugin import node_agent, planning, procs, program
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.group import Group
-from nvflare_torchrun_plugin.group_choice import Wish, choose
+from nvflare_torchrun_plugin import node_agent
+from nvflare_torchrun_plugin.description.group_choice import Wish, choose
+from nvflare_torchrun_plugin.launching import planning, program
+from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.group import Group
 
 # The tests are no package.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "real"))

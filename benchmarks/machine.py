@@ -8,7 +8,7 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-from nvflare_torchrun_plugin.cores import allotted_cores
+from nvflare_torchrun_plugin.node.cores import allotted_cores
 
 
 def _first(pattern: str, file: str) -> str:

@@ -12,7 +12,7 @@ import sys
 import time
 
 from nvflare_torchrun_plugin import node_agent, wire
-from nvflare_torchrun_plugin.channel import Channel
+from nvflare_torchrun_plugin.supervision.channel import Channel
 
 NODES = 64
 BOUND = 120.0

@@ -21,33 +21,25 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
 from nvflare.client.config import ExchangeFormat, TransferType
 
-from nvflare_torchrun_plugin import (
-    end_signals,
-    given_up,
-    group_choice,
-    group_description,
-    job_meta,
-    node_group,
-    node_locks,
-    program,
-    relay,
-    return_code,
-    site_file,
-)
-from nvflare_torchrun_plugin.attempt import Attempt
+from nvflare_torchrun_plugin import node_group, relay
 from nvflare_torchrun_plugin.contract import RUN_ID
-from nvflare_torchrun_plugin.given_up import GivenUp
-from nvflare_torchrun_plugin.group_description import NodeGroup
+from nvflare_torchrun_plugin.description import group_choice, group_description, job_meta, site_file
+from nvflare_torchrun_plugin.description.group_description import NodeGroup
 from nvflare_torchrun_plugin.group_values import NodeGroupError, parse_env
-from nvflare_torchrun_plugin.job_run import JobRun
-from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
-from nvflare_torchrun_plugin.planning import Options, Plan, PlanError
-from nvflare_torchrun_plugin.program import ProgramError
-from nvflare_torchrun_plugin.reception import Reception, ReceptionError
-from nvflare_torchrun_plugin.retries import RetryPolicy
+from nvflare_torchrun_plugin.job import end_signals, return_code
+from nvflare_torchrun_plugin.job.job_run import JobRun
+from nvflare_torchrun_plugin.job.retries import RetryPolicy
+from nvflare_torchrun_plugin.job.warm_start import WarmStart
+from nvflare_torchrun_plugin.joining.reception import Reception, ReceptionError
+from nvflare_torchrun_plugin.launching import node_locks, program
+from nvflare_torchrun_plugin.launching.node_locks import BusyError, NodeLocks
+from nvflare_torchrun_plugin.launching.planning import Options, Plan, PlanError
+from nvflare_torchrun_plugin.launching.program import ProgramError
+from nvflare_torchrun_plugin.supervision import given_up
+from nvflare_torchrun_plugin.supervision.attempt import Attempt
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
 from nvflare_torchrun_plugin.supervisor import Supervisor
 from nvflare_torchrun_plugin.verdict import Cause, Verdict
-from nvflare_torchrun_plugin.warm_start import WarmStart
 
 _MISTAKES = (NodeGroupError, ProgramError, PlanError, BusyError, ReceptionError)
 _NAMING = 10.0

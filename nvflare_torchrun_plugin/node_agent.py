@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from nvflare_torchrun_plugin import node_facts, private_dir, procs, staging, wire
-from nvflare_torchrun_plugin.bootstrap import FILE_VARIABLE
-from nvflare_torchrun_plugin.lines import LineCutter
-from nvflare_torchrun_plugin.loop import CHUNK, Loop
-from nvflare_torchrun_plugin.rank_port import RankPort
+from nvflare_torchrun_plugin import wire
+from nvflare_torchrun_plugin.node import node_facts, private_dir, procs, staging
+from nvflare_torchrun_plugin.node.bootstrap import FILE_VARIABLE
+from nvflare_torchrun_plugin.node.lines import LineCutter
+from nvflare_torchrun_plugin.node.loop import CHUNK, Loop
+from nvflare_torchrun_plugin.node.rank_port import RankPort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -424,7 +425,7 @@ def _agent_in(directory: str) -> int | None:
 def main() -> None:
     """Serve the orders on stdin; with ``--join`` those that come by connections which this node opens."""
     if sys.argv[1:2] == ["--join"]:
-        from nvflare_torchrun_plugin import dial_in
+        from nvflare_torchrun_plugin.joining import dial_in
 
         sys.exit(dial_in.main(sys.argv[2:]))
     if len(sys.argv) > 1:

@@ -8,7 +8,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
-from nvflare_torchrun_plugin.group_description import GROUP_KEYS, PROPERTY, parse
+from nvflare_torchrun_plugin.description.group_description import GROUP_KEYS, PROPERTY, parse
 
 
 class NodeGroupProvider(FLComponent):

@@ -26,9 +26,9 @@ import _signal  # type: ignore[import-not-found]  # what Python itself has loade
 import os
 import sys
 
-from nvflare_torchrun_plugin import task_on_its_way
-from nvflare_torchrun_plugin.agent_link import Agent, AgentError
-from nvflare_torchrun_plugin.run_program import is_path_safe, run_program
+from nvflare_torchrun_plugin.ranks import task_on_its_way
+from nvflare_torchrun_plugin.ranks.agent_link import Agent, AgentError
+from nvflare_torchrun_plugin.ranks.run_program import is_path_safe, run_program
 
 _PACKAGE = "nvflare_torchrun_plugin"
 _MODULE = f"{_PACKAGE}.rank"
@@ -79,7 +79,7 @@ def main() -> None:
         orders = agent.receive_orders()
         if orders.preload is not None:
             # Later it would be one more module that the script finds loaded.
-            from nvflare_torchrun_plugin import preloading
+            from nvflare_torchrun_plugin.ranks import preloading
     except AgentError as error:
         sys.stderr.write(f"rank {os.environ.get('RANK') or '?'}: {error}\n")
         raise SystemExit(2) from None

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 
-from nvflare_torchrun_plugin import private_dir
+from nvflare_torchrun_plugin.node import private_dir
 
 SOCKET = "relay"
 SUPERVISOR_GONE = 70

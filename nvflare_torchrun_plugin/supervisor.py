@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
-from nvflare_torchrun_plugin import private_dir, procs, relay
-from nvflare_torchrun_plugin.attempt import Attempt
-from nvflare_torchrun_plugin.copies import CLOSE_BOUND, Copies
-from nvflare_torchrun_plugin.given_up import GivenUp
-from nvflare_torchrun_plugin.group_ahead import Ahead
-from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.relay_connection import RelayConnection
+from nvflare_torchrun_plugin import relay
+from nvflare_torchrun_plugin.launching.launch import Launch
+from nvflare_torchrun_plugin.node import private_dir, procs
+from nvflare_torchrun_plugin.supervision.attempt import Attempt
+from nvflare_torchrun_plugin.supervision.copies import CLOSE_BOUND, Copies
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
+from nvflare_torchrun_plugin.supervision.group_ahead import Ahead
+from nvflare_torchrun_plugin.supervision.relay_connection import RelayConnection
 
 _T = TypeVar("_T")
 _DIRECTORY = "nvfl-supervisor-"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvflare_torchrun_plugin.events import GROUP_FILE, TASKS_FILE
+from nvflare_torchrun_plugin.supervision.events import GROUP_FILE, TASKS_FILE
 
 PHASES = ("waiting", "launching", "joining", "importing", "receiving", "training", "sending", "cleaning up")
 """In the order in which a node goes through them.

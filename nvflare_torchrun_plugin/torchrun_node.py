@@ -23,8 +23,8 @@ from nvflare_torchrun_plugin.contract import (
     ContractError,
     parse_integer,
 )
-from nvflare_torchrun_plugin.cores import allotted_cores, count_processes
-from nvflare_torchrun_plugin.inherited_environ import clean_environ
+from nvflare_torchrun_plugin.node.cores import allotted_cores, count_processes
+from nvflare_torchrun_plugin.node.inherited_environ import clean_environ
 
 DEFAULT_JOIN_TIMEOUT = 600
 """Seconds that a node waits for the others."""

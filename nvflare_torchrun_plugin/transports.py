@@ -55,7 +55,17 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
         "--nodelist=" + HOST,
     ),
     # The node has connected by itself, and starts its agent itself. The shell is there for the name.
-    JOIN: ("sh", "-c", 'exec "$@"', JOIN, sys.executable, "-m", "nvflare_torchrun_plugin.bridge", DESK, HOST),
+    JOIN: (
+        "sh",
+        "-c",
+        'exec "$@"',
+        JOIN,
+        sys.executable,
+        "-m",
+        "nvflare_torchrun_plugin.joining.bridge",
+        DESK,
+        HOST,
+    ),
 }
 # The client job may itself be in a step that has less than the allocation has on its host: cores, GPUs, memory.
 _ALSO_ON_OWN_HOST = frozenset({"srun"})

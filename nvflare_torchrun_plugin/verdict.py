@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nvflare_torchrun_plugin.procs import signal_name
+from nvflare_torchrun_plugin.node.procs import signal_name
 
 Cause = Literal["script", "infrastructure", "configuration"]
 """Whose business a failure is: the user's program's, the machines', or the description's that no retry changes."""

@@ -18,8 +18,8 @@ import typer
 from .output import RefusedError
 
 if TYPE_CHECKING:
-    from ..group_description import NodeGroup
-    from ..planning import Plan
+    from ..description.group_description import NodeGroup
+    from ..launching.planning import Plan
 
 __all__ = ["GroupAsked", "ProgramAsked", "takes_what_is_asked"]
 
@@ -118,7 +118,7 @@ class GroupAsked:
         Raises:
             RefusedError: there is no such group; the message says why.
         """
-        from .. import group_choice
+        from ..description import group_choice
         from ..group_values import NodeGroupError, parse_nproc_per_node
 
         try:
@@ -140,7 +140,7 @@ class GroupAsked:
         return dataclasses.replace(group, nodes=(first, *others), forward_env=forward)
 
     def _offered(self, environ: Mapping[str, str]) -> NodeGroup:
-        from .. import group_choice, group_description
+        from ..description import group_choice, group_description
 
         if self.workspace is not None:
             if self.nodes is not None or self.transport is not None:
@@ -226,8 +226,9 @@ class ProgramAsked:
         Raises:
             RefusedError: it makes no sense; the message says what.
         """
-        from .. import planning, program, torchrun_node
+        from .. import torchrun_node
         from ..group_values import NodeGroupError, parse_env
+        from ..launching import planning, program
 
         try:
             line = torchrun_node.parse(self.words or ())
@@ -266,7 +267,7 @@ class ProgramAsked:
 
 
 def _of_site(kit: Path, environ: Mapping[str, str]) -> NodeGroup:
-    from .. import site_file
+    from ..description import site_file
 
     path = kit / "local" / site_file.NAME
     described = site_file.read_site_file(str(path), environ)

@@ -18,8 +18,8 @@ from .asked import GroupAsked, takes_what_is_asked
 from .output import JsonOption, complain, print_json, print_table, tell
 
 if TYPE_CHECKING:
-    from ..findings import Check
-    from ..group_description import NodeGroup
+    from ..checks.findings import Check
+    from ..description.group_description import NodeGroup
 
 __all__ = ["EPILOG", "doctor"]
 
@@ -52,7 +52,7 @@ def doctor(asked: GroupAsked, as_json: JsonOption = False) -> None:
 
 
 async def _examine(group: NodeGroup, directory: Path) -> list[Check]:
-    from ..checkup import Checkup
+    from ..checks.checkup import Checkup
 
     working = asyncio.current_task()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..launch import Launch
-    from ..planning import Plan
+    from ..launching.launch import Launch
+    from ..launching.planning import Plan
 
 __all__ = ["REDACTED", "explain"]
 
@@ -35,7 +35,7 @@ def explain(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         PlanError, ProgramError: it cannot be planned.
     """
-    from .. import planning
+    from ..launching import planning
 
     launch, reservation = planning.launch(plan, 1)
     if reservation is not None:
@@ -58,9 +58,12 @@ def explain(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _node(plan: Plan, launch: Launch, node_rank: int, environ: Mapping[str, str]) -> dict[str, Any]:
-    from .. import node_facts, planning, start_order, torchrun_node
-    from ..group_description import is_this_host
+    from .. import torchrun_node
+    from ..description.group_description import is_this_host
+    from ..launching import planning
+    from ..node import node_facts
     from ..node_agent import translator_words
+    from ..supervision import start_order
 
     member = launch.members[node_rank]
     here = node_rank == 0 or is_this_host(member.host)
@@ -106,7 +109,7 @@ def _environment(added: Mapping[str, str], own: Mapping[str, str] | None) -> dic
         added: what the node is sent.
         own: the environment to which it is added; None where only the node knows it.
     """
-    from ..inherited_environ import clean_environ
+    from ..node.inherited_environ import clean_environ
 
     kept = None
     hidden = None

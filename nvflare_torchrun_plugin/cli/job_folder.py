@@ -38,7 +38,7 @@ def read(job: Path, site: str) -> JobApp:
     Raises:
         RefusedError: it is none, has nothing for the site, or its arguments are wrong.
     """
-    from ..job_meta import BYOC
+    from ..description.job_meta import BYOC
 
     try:
         meta = _load(job, "meta")

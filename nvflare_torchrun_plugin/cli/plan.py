@@ -14,7 +14,7 @@ from .asked import GroupAsked, ProgramAsked, takes_what_is_asked
 from .output import JsonOption, RefusedError, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..planning import Plan
+    from ..launching.planning import Plan
 
 __all__ = ["EPILOG", "plan"]
 
@@ -68,7 +68,7 @@ def plan(
 
 def _of_job(job: Path, site: str, workspace: Path | None) -> Plan:
     from ..group_values import NodeGroupError
-    from ..program import ProgramError
+    from ..launching.program import ProgramError
     from .job_folder import read
 
     app = read(job, site)
@@ -88,8 +88,8 @@ def _of_job(job: Path, site: str, workspace: Path | None) -> Plan:
 
 
 def _explained(planned: Plan) -> dict[str, Any]:
-    from ..planning import PlanError
-    from ..program import ProgramError
+    from ..launching.planning import PlanError
+    from ..launching.program import ProgramError
     from .explained import explain
 
     try:

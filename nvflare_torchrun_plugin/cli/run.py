@@ -21,8 +21,8 @@ from .live import Screen, as_json, as_text
 from .output import JsonOption, RefusedError, complain, give_output_up, has_no_cursor, is_plain, tell
 
 if TYPE_CHECKING:
-    from ..group import Group
-    from ..planning import Plan
+    from ..launching.planning import Plan
+    from ..supervision.group import Group
     from ..verdict import Verdict
 
 __all__ = ["EPILOG", "run"]
@@ -74,8 +74,8 @@ class _Running:
         Raises:
             RefusedError: it cannot be planned.
         """
-        from ..planning import PlanError
-        from ..program import ProgramError
+        from ..launching.planning import PlanError
+        from ..launching.program import ProgramError
 
         try:
             return asyncio.run(self._serve()), self._received
@@ -83,7 +83,7 @@ class _Running:
             raise RefusedError(str(error)) from None
 
     async def _serve(self) -> Verdict:
-        from .. import standalone
+        from ..supervision import standalone
 
         loop = asyncio.get_running_loop()
         groups: list[Group] = []
@@ -148,8 +148,8 @@ async def _watch(screen: Screen, groups: list[Group]) -> None:
 @contextmanager
 def _locked(workspace: Path | None, plan: Plan) -> Iterator[None]:
     """Keep the site's jobs away from its nodes, and wait for those that are there, as its node group says."""
-    from .. import node_locks
-    from ..group_description import is_this_host
+    from ..description.group_description import is_this_host
+    from ..launching import node_locks
 
     group = plan.group
     if workspace is None or group.on_busy == "share" or all(is_this_host(node.host) for node in group.nodes[1:]):

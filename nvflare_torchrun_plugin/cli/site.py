@@ -25,7 +25,7 @@ from .kit import (
 from .output import JsonOption, RefusedError, console, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..site_file import SiteFile
+    from ..description.site_file import SiteFile
 
 __all__ = ["app"]
 
@@ -211,7 +211,7 @@ def allow(
 
 
 def _name() -> str:
-    from ..site_file import NAME
+    from ..description.site_file import NAME
 
     return NAME
 
@@ -225,7 +225,7 @@ def _is_there(script: Path) -> bool:
 
 
 def _read(path: Path, elsewhere: bool) -> SiteFile | None:
-    from ..site_file import read_site_file
+    from ..description.site_file import read_site_file
 
     return read_site_file(str(path), None if elsewhere else os.environ)
 

@@ -22,7 +22,6 @@ from nvflare.client import FLModel as FLModel
 from nvflare.client import IPCAgent as IPCAgent
 from nvflare.client import ParamsType as ParamsType
 
-from nvflare_torchrun_plugin import task_on_its_way as _task_on_its_way
 from nvflare_torchrun_plugin.client import decorators as _decorators
 from nvflare_torchrun_plugin.client import links as _links
 from nvflare_torchrun_plugin.client.moments import Moments as _Moments
@@ -31,6 +30,7 @@ from nvflare_torchrun_plugin.client.sharded import full_params as full_params
 from nvflare_torchrun_plugin.client.sharded import load_model as load_model
 from nvflare_torchrun_plugin.client.spread import Spread as _Spread
 from nvflare_torchrun_plugin.client.world import World as _World
+from nvflare_torchrun_plugin.ranks import task_on_its_way as _task_on_its_way
 
 _session: _Session | None = None
 _beginnings = itertools.count()

@@ -14,7 +14,7 @@ import socket
 import time
 
 _AGENT = re.compile(r"/proc/self/fd/\d+/ranks")
-"""How :mod:`nvflare_torchrun_plugin.private_dir` binds what the agent listens on (``agent_link.SOCKET_NAME``)."""
+"""How :mod:`nvflare_torchrun_plugin.node.private_dir` binds what the agent listens on (``SOCKET_NAME``)."""
 
 
 class Moments:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 import nvflare.client
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from nvflare_torchrun_plugin import task_on_its_way
 from nvflare_torchrun_plugin.client.links import LinkError, Links
 from nvflare_torchrun_plugin.client.spread import Spread
 from nvflare_torchrun_plugin.client.world import World
+from nvflare_torchrun_plugin.ranks import task_on_its_way
 
 _T = TypeVar("_T")
 

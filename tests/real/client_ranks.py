@@ -14,7 +14,7 @@ from typing import Any
 
 import simulation
 
-from nvflare_torchrun_plugin import procs
+from nvflare_torchrun_plugin.node import procs
 
 LIMIT_S = 240.0
 

@@ -16,12 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nvflare_torchrun_plugin import planning, private_dir, program
 from nvflare_torchrun_plugin.contract import RUN_ID
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.group import Group
-from nvflare_torchrun_plugin.group_choice import Wish, choose
-from nvflare_torchrun_plugin.reception import Reception
+from nvflare_torchrun_plugin.description.group_choice import Wish, choose
+from nvflare_torchrun_plugin.joining.reception import Reception
+from nvflare_torchrun_plugin.launching import planning, program
+from nvflare_torchrun_plugin.node import private_dir
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.group import Group
 from nvflare_torchrun_plugin.verdict import Verdict
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from beds.hosts import Host
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-from nvflare_torchrun_plugin import node_agent, procs, relay
+from nvflare_torchrun_plugin import node_agent, relay
+from nvflare_torchrun_plugin.node import procs
 
 ADMIN = "admin@nvidia.com"
 EXECUTOR = "nvflare_torchrun_plugin.executor.TorchrunExecutor"

@@ -18,7 +18,7 @@ from beds.hosts import ENVIRON
 from cli_runs import COMMAND, Command, command
 from ssh_groups import SshGroups
 
-from nvflare_torchrun_plugin import procs
+from nvflare_torchrun_plugin.node import procs
 
 pytestmark = pytest.mark.real
 

@@ -24,10 +24,11 @@ from simulation import Simulator, finish, in_folder, processes
 from slurm_groups import SlurmDriver
 from ssh_groups import SshGroups
 
-from nvflare_torchrun_plugin import planning, procs, program
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.group import Group
-from nvflare_torchrun_plugin.group_choice import Wish, choose
+from nvflare_torchrun_plugin.description.group_choice import Wish, choose
+from nvflare_torchrun_plugin.launching import planning, program
+from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.group import Group
 from nvflare_torchrun_plugin.verdict import Verdict
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import node_agent, planning, procs, program
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.group import Group
-from nvflare_torchrun_plugin.group_choice import Wish, choose
+from nvflare_torchrun_plugin import node_agent
+from nvflare_torchrun_plugin.description.group_choice import Wish, choose
+from nvflare_torchrun_plugin.launching import planning, program
+from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.group import Group
 from nvflare_torchrun_plugin.verdict import Failure, Verdict
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from group_driver import run
 
-from nvflare_torchrun_plugin import node_agent, procs
+from nvflare_torchrun_plugin import node_agent
+from nvflare_torchrun_plugin.node import procs
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 

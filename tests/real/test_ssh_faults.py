@@ -17,8 +17,8 @@ from simulation import Simulator
 from ssh_groups import LIMIT_S, SshGroups, wait_until
 
 import nvflare_torchrun_plugin
-from nvflare_torchrun_plugin.group import END_BOUND
 from nvflare_torchrun_plugin.node_agent import SWEEP_BOUND
+from nvflare_torchrun_plugin.supervision.group import END_BOUND
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.cores import allotted_cores
-from nvflare_torchrun_plugin.inherited_environ import clean_environ
+from nvflare_torchrun_plugin.node.cores import allotted_cores
+from nvflare_torchrun_plugin.node.inherited_environ import clean_environ
 
 pytestmark = pytest.mark.real
 

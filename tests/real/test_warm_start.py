@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from simulation import LIMIT_S, Simulator, finish, in_folder, processes
 
-from nvflare_torchrun_plugin import procs, timeline
+from nvflare_torchrun_plugin import timeline
+from nvflare_torchrun_plugin.node import procs
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 

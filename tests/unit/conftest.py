@@ -19,7 +19,7 @@ from rank_runs import cold_and_warm
 from stage import Stage
 from standins import BOUND, children, until
 
-from nvflare_torchrun_plugin import procs
+from nvflare_torchrun_plugin.node import procs
 
 __all__ = ["cold_and_warm"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvflare_torchrun_plugin import private_dir
+from nvflare_torchrun_plugin.node import private_dir
 
 PATIENCE = 60.0
 """Seconds after which a rank that does not say or do what it should fails the test."""

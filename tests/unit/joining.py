@@ -12,10 +12,11 @@ from typing import Any
 
 from standins import BOUND, logger, until
 
-from nvflare_torchrun_plugin import group_description, transports, wire
-from nvflare_torchrun_plugin.group_description import NodeGroup
+from nvflare_torchrun_plugin import transports, wire
+from nvflare_torchrun_plugin.description import group_description
+from nvflare_torchrun_plugin.description.group_description import NodeGroup
 from nvflare_torchrun_plugin.join_file import NAME, JoinFile
-from nvflare_torchrun_plugin.reception import Reception
+from nvflare_torchrun_plugin.joining.reception import Reception
 from nvflare_torchrun_plugin.supervisor import Supervisor
 
 

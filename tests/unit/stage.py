@@ -10,8 +10,8 @@ from pathlib import Path
 from standins import BOUND, HELLO, end, logger, says
 
 from nvflare_torchrun_plugin import relay
-from nvflare_torchrun_plugin.attempt import Attempt
-from nvflare_torchrun_plugin.given_up import GivenUp
+from nvflare_torchrun_plugin.supervision.attempt import Attempt
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
 from nvflare_torchrun_plugin.supervisor import Supervisor
 
 RELAY = [sys.executable, "-m", "nvflare_torchrun_plugin.relay"]
@@ -21,7 +21,7 @@ WAITS = f"touch $1/started; read start; {says(HELLO)}; read stop; {says(end(0, s
 # A child of the test that sends what it is told, and tells what came back.
 CHILD = """
 import json, socket, sys
-from nvflare_torchrun_plugin import private_dir
+from nvflare_torchrun_plugin.node import private_dir
 for line in sys.stdin:
     data, times = json.loads(line)
     answer = b""

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nvflare_torchrun_plugin import procs, wire
+from nvflare_torchrun_plugin import wire
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.launch import Launch, Member
+from nvflare_torchrun_plugin.launching.launch import Launch, Member
+from nvflare_torchrun_plugin.node import procs
 
 BOUND = 60.0
 """Seconds after which a test gives up on what it waits for."""

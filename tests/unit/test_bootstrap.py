@@ -14,7 +14,7 @@ from nvflare.client.cell.bootstrap import (
     get_bootstrap_client_api_type,
 )
 
-from nvflare_torchrun_plugin import bootstrap
+from nvflare_torchrun_plugin.node import bootstrap
 
 CONFIG = {
     BootstrapKey.SCHEMA_VERSION: BOOTSTRAP_SCHEMA_VERSION,

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin import findings, node_clients, node_probe, trial_run, wire
-from nvflare_torchrun_plugin.checkup import Checkup
-from nvflare_torchrun_plugin.findings import Check
-from nvflare_torchrun_plugin.group_description import Node, NodeGroup
+from nvflare_torchrun_plugin import wire
+from nvflare_torchrun_plugin.checks import findings, node_clients, node_probe, trial_run
+from nvflare_torchrun_plugin.checks.checkup import Checkup
+from nvflare_torchrun_plugin.checks.findings import Check
+from nvflare_torchrun_plugin.description.group_description import Node, NodeGroup
 
 HERE = socket.gethostname()
 
@@ -25,7 +26,7 @@ def probe(*questions: object) -> list[Any]:
     """Ask a probe; return its answers."""
     text = "".join(json.dumps(question) + "\n" for question in questions)
     ended = subprocess.run(
-        [sys.executable, "-m", "nvflare_torchrun_plugin.node_probe"],
+        [sys.executable, "-m", "nvflare_torchrun_plugin.checks.node_probe"],
         input=text,
         capture_output=True,
         text=True,

@@ -20,8 +20,8 @@ from nvflare_torchrun_plugin.cli import app
 from nvflare_torchrun_plugin.cli.asked import GroupAsked, ProgramAsked
 from nvflare_torchrun_plugin.cli.live import Screen, as_json, as_text
 from nvflare_torchrun_plugin.cli.output import RefusedError
-from nvflare_torchrun_plugin.node_locks import NodeLocks
-from nvflare_torchrun_plugin.planning import Plan
+from nvflare_torchrun_plugin.launching.node_locks import NodeLocks
+from nvflare_torchrun_plugin.launching.planning import Plan
 
 HERE = socket.gethostname()
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nvflare_torchrun_plugin.cli.output import RefusedError
 from nvflare_torchrun_plugin.cli.verbs import app
-from nvflare_torchrun_plugin.events import GROUP_FILE, TASKS_FILE
+from nvflare_torchrun_plugin.supervision.events import GROUP_FILE, TASKS_FILE
 from nvflare_torchrun_plugin.timeline import PHASES
 
 REPLY = '{"event": "reply", "at": %s, "group": "g", "code": "OK"}'

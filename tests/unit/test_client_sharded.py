@@ -12,7 +12,7 @@ import torch
 from nvflare.client import FLModel, ParamsType
 
 from nvflare_torchrun_plugin.client.sharded import full_params, load_model
-from nvflare_torchrun_plugin.script_imports import SHARDED
+from nvflare_torchrun_plugin.job.script_imports import SHARDED
 
 
 def test_a_rank_pays_for_sharded_models_only_if_it_uses_them() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nvflare.app_opt.pt.torchrun_node import build_torchrun_argv as build_nvflare_argv
 from torch.distributed.run import get_args_parser
 
-from nvflare_torchrun_plugin.inherited_environ import clean_environ
+from nvflare_torchrun_plugin.node.inherited_environ import clean_environ
 from nvflare_torchrun_plugin.torchrun_node import (
     TORCHRUN_OPTIONS,
     TORCHRUN_SHORT_OPTIONS,

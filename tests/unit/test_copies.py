@@ -10,7 +10,7 @@ import pytest
 from standins import BOUND, HELLO, children, end, launch, says, until
 
 from nvflare_torchrun_plugin import wire
-from nvflare_torchrun_plugin.copies import Copies
+from nvflare_torchrun_plugin.supervision.copies import Copies
 
 STAGED = wire.encode(wire.Staged("/the/copy")).decode().strip()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin.cores import allotted_cores, count_processes
+from nvflare_torchrun_plugin.node.cores import allotted_cores, count_processes
 
 
 def lay_out(root: Path, files: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nvflare_torchrun_plugin.end_signals import caught
+from nvflare_torchrun_plugin.job.end_signals import caught
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

@@ -19,9 +19,9 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 
 from nvflare_torchrun_plugin import executor as executor_module
-from nvflare_torchrun_plugin import given_up
 from nvflare_torchrun_plugin.executor import TorchrunExecutor
-from nvflare_torchrun_plugin.given_up import GivenUp
+from nvflare_torchrun_plugin.supervision import given_up
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
 from nvflare_torchrun_plugin.verdict import Verdict
 
 SILENT = "trainer heartbeat timed out after 8.0s (timeout=8s) before task 'train' produced a result"

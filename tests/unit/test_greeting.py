@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin import greeting
-from nvflare_torchrun_plugin.greeting import Greeting, GreetingError
+from nvflare_torchrun_plugin.joining import greeting
+from nvflare_torchrun_plugin.joining.greeting import Greeting, GreetingError
 
 NODE = Greeting(proof="ab" * 32, node_rank=1, names=("n2", "n2.cluster"), run_id="77", instance="i-1", pid=12)
 VALUES = st.recursive(

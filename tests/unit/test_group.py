@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 from standins import BOUND, HELLO, LATE, READY, children, end, launch, logger, says, until
 from test_wire import FRAMES, SECONDS
 
-from nvflare_torchrun_plugin import bootstrap, channel, group, progress, wire
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.events import GROUP_FILE
-from nvflare_torchrun_plugin.given_up import GivenUp
-from nvflare_torchrun_plugin.group import Group
-from nvflare_torchrun_plugin.launch import Launch
+from nvflare_torchrun_plugin import wire
+from nvflare_torchrun_plugin.launching.launch import Launch
+from nvflare_torchrun_plugin.node import bootstrap
+from nvflare_torchrun_plugin.supervision import channel, group, progress
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.events import GROUP_FILE
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
+from nvflare_torchrun_plugin.supervision.group import Group
 from nvflare_torchrun_plugin.verdict import Failure, Verdict
 
 WAITS = f"read prepare; {says(HELLO, READY)}; read next; read stop; {says(end(0, stopped=True))}"

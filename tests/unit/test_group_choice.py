@@ -11,15 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.group_choice import (
-    Wish,
-    choose,
-    parse_nnodes,
-    parse_wish,
-)
-from nvflare_torchrun_plugin.group_description import Node, NodeGroup, parse
+from nvflare_torchrun_plugin.description.group_choice import Wish, choose, parse_nnodes, parse_wish
+from nvflare_torchrun_plugin.description.group_description import Node, NodeGroup, parse
+from nvflare_torchrun_plugin.description.site_file import SiteFile
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.site_file import SiteFile
 
 HERE = socket.gethostname()
 # More digits than Python writes.

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin import group_description
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.group_description import MAX_NODES, JoinSettings, Node, NodeGroup, parse
+from nvflare_torchrun_plugin.description import group_description
+from nvflare_torchrun_plugin.description.group_description import MAX_NODES, JoinSettings, Node, NodeGroup, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError, parse_env, parse_nproc_per_node, shown
 
 HERE = socket.gethostname()

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin.group_choice import (
-    Wish,
-    check_trust,
-    choose,
-)
-from nvflare_torchrun_plugin.group_description import parse
+from nvflare_torchrun_plugin.description.group_choice import Wish, check_trust, choose
+from nvflare_torchrun_plugin.description.group_description import parse
+from nvflare_torchrun_plugin.description.site_file import SiteFile
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.site_file import SiteFile
 
 SITE_PATH = "/ws/local/node_group.yaml"
 

@@ -8,7 +8,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
-from nvflare_torchrun_plugin import job_meta
+from nvflare_torchrun_plugin.description import job_meta
 from nvflare_torchrun_plugin.group_values import NodeGroupError
 
 

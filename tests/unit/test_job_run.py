@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from nvflare_torchrun_plugin import master, ports
-from nvflare_torchrun_plugin.attempt import Attempt
-from nvflare_torchrun_plugin.group_description import Node, NodeGroup
-from nvflare_torchrun_plugin.job_run import JobRun
-from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
-from nvflare_torchrun_plugin.planning import Options, Plan
-from nvflare_torchrun_plugin.program import Program
+from nvflare_torchrun_plugin.description.group_description import Node, NodeGroup
+from nvflare_torchrun_plugin.job.job_run import JobRun
+from nvflare_torchrun_plugin.launching import master, ports
+from nvflare_torchrun_plugin.launching.launch import Launch
+from nvflare_torchrun_plugin.launching.node_locks import BusyError, NodeLocks
+from nvflare_torchrun_plugin.launching.planning import Options, Plan
+from nvflare_torchrun_plugin.launching.program import Program
+from nvflare_torchrun_plugin.supervision.attempt import Attempt
 from nvflare_torchrun_plugin.supervisor import Supervisor
 from nvflare_torchrun_plugin.verdict import Failure, Verdict
 

@@ -18,9 +18,11 @@ import pytest
 from joining import Client
 from standins import BOUND, until
 
-from nvflare_torchrun_plugin import join_file, procs, reception, transports, wire
+from nvflare_torchrun_plugin import join_file, transports, wire
 from nvflare_torchrun_plugin.join_file import JoinFile
-from nvflare_torchrun_plugin.reception import ReceptionError
+from nvflare_torchrun_plugin.joining import reception
+from nvflare_torchrun_plugin.joining.reception import ReceptionError
+from nvflare_torchrun_plugin.node import procs
 
 
 def test_agents_come_by_connections_that_nodes_have_opened(client: Client, node: Any) -> None:

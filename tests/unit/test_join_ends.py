@@ -19,10 +19,10 @@ import pytest
 from joining import Client
 from standins import BOUND, until
 
-from nvflare_torchrun_plugin import greeting, reception
-from nvflare_torchrun_plugin.greeting import Greeting
 from nvflare_torchrun_plugin.join_file import NAME, JoinFile
-from nvflare_torchrun_plugin.seats import Idle
+from nvflare_torchrun_plugin.joining import greeting, reception
+from nvflare_torchrun_plugin.joining.greeting import Greeting
+from nvflare_torchrun_plugin.joining.seats import Idle
 
 
 def stranger(port: int) -> ssl.SSLSocket:

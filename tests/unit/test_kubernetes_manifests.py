@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nvflare_torchrun_plugin import dial_in, node_agent, site_file
-from nvflare_torchrun_plugin.group_description import NodeGroup
+from nvflare_torchrun_plugin import node_agent
+from nvflare_torchrun_plugin.description import site_file
+from nvflare_torchrun_plugin.description.group_description import NodeGroup
+from nvflare_torchrun_plugin.joining import dial_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 SCHEMAS = Path(__file__).with_name("kubernetes")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin.lines import LineCutter
+from nvflare_torchrun_plugin.node.lines import LineCutter
 
 
 def cut(chunks: list[bytes], limit: int) -> list[str]:

@@ -97,13 +97,3 @@ def test_every_page_is_in_the_navigation() -> None:
         return [path for each in below for path in paths(each)]
 
     assert sorted(paths(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == PAGES
-
-
-def test_every_module_has_its_place_in_the_design() -> None:
-    package = ROOT / "nvflare_torchrun_plugin"
-    modules = [path.stem for path in package.glob("[!_]*.py")]
-    folders = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
-    _, _, table = (DOCS / "design.md").read_text().partition("| what | where it runs | modules |")
-    named = re.findall(r"`([a-z_0-9/]+)`", table.partition("## ")[0])
-    # What runs elsewhere than its row's other modules is named there, too.
-    assert set(named) == {*modules, *folders}

@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from standins import BOUND, children, until
 
-from nvflare_torchrun_plugin import node_agent, procs, wire
+from nvflare_torchrun_plugin import node_agent, wire
+from nvflare_torchrun_plugin.node import procs
 
 START = wire.Start("tag", ("--help",), {}, "/", False, "script.py", (), None, 0.2, False, ())
 ORDERS: list[wire.Order] = [START, wire.Stop(1), wire.Go({}, None), wire.Sweep("tag")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import node_facts
+from nvflare_torchrun_plugin.node import node_facts
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/job/step\n0::/\n"
 

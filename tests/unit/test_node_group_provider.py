@@ -11,7 +11,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.job_config.api import FedJob
 
-from nvflare_torchrun_plugin.group_description import PROPERTY, parse
+from nvflare_torchrun_plugin.description.group_description import PROPERTY, parse
 from nvflare_torchrun_plugin.group_values import NodeGroupError
 from nvflare_torchrun_plugin.node_group import NodeGroupProvider, property_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin.node_locks import BusyError, NodeLocks
+from nvflare_torchrun_plugin.launching.node_locks import BusyError, NodeLocks
 
 HOLDER = (
-    "import sys\nfrom nvflare_torchrun_plugin.node_locks import NodeLocks\n"
+    "import sys\nfrom nvflare_torchrun_plugin.launching.node_locks import NodeLocks\n"
     "locks = NodeLocks(sys.argv[1], 'job A', print)\n"
     "locks.acquire(sys.argv[2:], 0, lambda: False)\n"
     "print('held', flush=True)\ninput()\n"

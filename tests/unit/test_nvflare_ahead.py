@@ -10,7 +10,7 @@ import sys
 import nvflare.client.cell.api as api
 assert api._HELLO_RETRY_INTERVAL == 1.0, api._HELLO_RETRY_INTERVAL
 assert "_HELLO_RETRY_INTERVAL" in api.CellClientAPI._hello.__code__.co_names
-import nvflare_torchrun_plugin.nvflare_ahead
+import nvflare_torchrun_plugin.ranks.nvflare_ahead
 assert api._HELLO_RETRY_INTERVAL == 0.2, api._HELLO_RETRY_INTERVAL
 before = set(sys.modules)
 from nvflare.apis.utils.decomposers import flare_decomposers

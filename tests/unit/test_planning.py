@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin import planning, ports, start_order, transports
+from nvflare_torchrun_plugin import transports
 from nvflare_torchrun_plugin.contract import Contract
-from nvflare_torchrun_plugin.group_description import Node, NodeGroup
-from nvflare_torchrun_plugin.planning import Options, Plan, PlanError
-from nvflare_torchrun_plugin.program import Program
+from nvflare_torchrun_plugin.description.group_description import Node, NodeGroup
+from nvflare_torchrun_plugin.launching import planning, ports
+from nvflare_torchrun_plugin.launching.planning import Options, Plan, PlanError
+from nvflare_torchrun_plugin.launching.program import Program
+from nvflare_torchrun_plugin.supervision import start_order
 
 
 def options(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nvflare_torchrun_plugin import ports
+from nvflare_torchrun_plugin.launching import ports
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_no_port_is_reserved_twice(free_pair: tuple[int, int]) -> None:
 def test_another_process_sees_the_claim_and_its_end(free_pair: tuple[int, int]) -> None:
     port = free_pair[0]
     script = (
-        "from nvflare_torchrun_plugin import ports\n"
+        "from nvflare_torchrun_plugin.launching import ports\n"
         f"held = ports.reserve(({port}, {port}))\n"
         "print(held.port, flush=True)\n"
         "input()\n"

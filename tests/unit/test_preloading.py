@@ -10,7 +10,7 @@ import types
 import pytest
 from standins import BOUND, until
 
-from nvflare_torchrun_plugin import preloading
+from nvflare_torchrun_plugin.ranks import preloading
 
 
 def test_what_comes_back_is_found_by_other_threads_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

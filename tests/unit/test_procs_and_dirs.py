@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import private_dir, procs
+from nvflare_torchrun_plugin.node import private_dir, procs
 
 GRANDCHILD = """
 import subprocess, sys
@@ -126,7 +126,7 @@ def test_nobody_there_is_an_error(odd_tmpdir: Path) -> None:
 
 def test_what_a_killed_process_has_left_is_removed_and_nothing_else(odd_tmpdir: Path) -> None:
     maker = (
-        "from nvflare_torchrun_plugin import private_dir\n"
+        "from nvflare_torchrun_plugin.node import private_dir\n"
         "directory = private_dir.create('nvfl-x-')\nprivate_dir.hold(directory)\n"
         "print(ascii(directory), flush=True)\ninput()\n"
     )

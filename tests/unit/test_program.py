@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import program
-from nvflare_torchrun_plugin.program import Program, ProgramError
+from nvflare_torchrun_plugin.launching import program
+from nvflare_torchrun_plugin.launching.program import Program, ProgramError
 
 
 def test_the_script_is_found_in_the_first_folder_that_has_it(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin import private_dir, procs, wire
+from nvflare_torchrun_plugin import wire
 from nvflare_torchrun_plugin.client.moments import Moments
-from nvflare_torchrun_plugin.loop import Loop
-from nvflare_torchrun_plugin.rank_port import RankPort
+from nvflare_torchrun_plugin.node import private_dir, procs
+from nvflare_torchrun_plugin.node.loop import Loop
+from nvflare_torchrun_plugin.node.rank_port import RankPort
 
 ORDER = wire.Start("tag", (), {}, "/", False, "script.py", ("x" * (1 << 20),), None, 1.0, False, ())
 HELLO = '{"rank": 3, "local_rank": 1}'
@@ -45,7 +46,7 @@ class Port:
 
     def rank(self, code: str) -> subprocess.Popen[bytes]:
         start = (
-            "import os, sys\nfrom nvflare_torchrun_plugin import private_dir\n"
+            "import os, sys\nfrom nvflare_torchrun_plugin.node import private_dir\n"
             f"channel = private_dir.connect(sys.argv[1], 'ranks')\nchannel.sendall(b'{HELLO}\\n')\n"
         )
         # What reads its stdin waits until it is killed: a stdin of the tests' own may be at its end.
@@ -236,7 +237,7 @@ def test_what_ends_after_the_agent_began_to_stop_says_so(port: Port) -> None:
 def test_a_process_that_is_not_below_the_agent_is_turned_away(port: Port) -> None:
     answer = Path(port._directory, "answer")
     child = (
-        "import os, sys, time\nfrom nvflare_torchrun_plugin import private_dir\n"
+        "import os, sys, time\nfrom nvflare_torchrun_plugin.node import private_dir\n"
         "while os.getppid() == int(sys.argv[2]):\n    time.sleep(0.01)\n"
         "channel = private_dir.connect(sys.argv[1], 'ranks')\n"
         "channel.settimeout(60)\n"
@@ -258,7 +259,7 @@ def test_a_process_that_is_not_below_the_agent_is_turned_away(port: Port) -> Non
 # Connects for each line that it reads, says what is in it, and tells when the other side has had enough.
 TALKER = """
 import contextlib, socket, sys
-from nvflare_torchrun_plugin import private_dir
+from nvflare_torchrun_plugin.node import private_dir
 for line in sys.stdin:
     with private_dir.connect(sys.argv[1], "ranks") as channel, contextlib.suppress(OSError):
         channel.settimeout(60)

@@ -11,7 +11,7 @@ import pytest
 from fake_agent import run_plain, run_rank
 from rank_runs import write
 
-from nvflare_torchrun_plugin import script_imports
+from nvflare_torchrun_plugin.job import script_imports
 
 pytestmark = pytest.mark.usefixtures("cold_and_warm")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from standins import BOUND, until
 
-from nvflare_torchrun_plugin import private_dir, relay
+from nvflare_torchrun_plugin import relay
+from nvflare_torchrun_plugin.node import private_dir
 
 COMMAND = [sys.executable, "-m", "nvflare_torchrun_plugin.relay"]
 ODD = "a b\n'\"$HOME é \udcff"

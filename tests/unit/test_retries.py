@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nvflare_torchrun_plugin.group_description import Node
+from nvflare_torchrun_plugin.description.group_description import Node
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.retries import NodeHealth, RetryPolicy
+from nvflare_torchrun_plugin.job.retries import NodeHealth, RetryPolicy
 from nvflare_torchrun_plugin.verdict import Cause, Failure, Verdict
 
 NODES = [Node("gpu-0"), Node("gpu-1"), Node("gpu-2")]

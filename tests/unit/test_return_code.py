@@ -6,7 +6,7 @@ import pytest
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.app_common.workflows.error_handling_controller import ErrorHandlingController
 
-from nvflare_torchrun_plugin import return_code
+from nvflare_torchrun_plugin.job import return_code
 from nvflare_torchrun_plugin.verdict import Cause, Failure, Verdict
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import script_imports
-from nvflare_torchrun_plugin.script_imports import NVFLARE, SHARDED
+from nvflare_torchrun_plugin.job import script_imports
+from nvflare_torchrun_plugin.job.script_imports import NVFLARE, SHARDED
 
 
 def ahead_of(folder: Path, **files: str) -> tuple[str, ...]:

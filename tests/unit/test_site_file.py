@@ -9,9 +9,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nvflare_torchrun_plugin.group_description import Node, parse
+from nvflare_torchrun_plugin.description.group_description import Node, parse
+from nvflare_torchrun_plugin.description.site_file import NAME, SiteFile, read_site_file
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.site_file import NAME, SiteFile, read_site_file
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin.staging import Archive, Incoming, StagingError
+from nvflare_torchrun_plugin.node.staging import Archive, Incoming, StagingError
 
 
 @pytest.fixture

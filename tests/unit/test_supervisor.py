@@ -20,9 +20,11 @@ from stage import RELAY, WAITS, WORKS, Stage
 from standins import BOUND, HELLO, READY, end, launch, logger, says, until
 from test_relay import catches_signals, send_from_outside
 
-from nvflare_torchrun_plugin import group, private_dir, procs, relay, supervisor, wire
-from nvflare_torchrun_plugin.copies import Copies
-from nvflare_torchrun_plugin.given_up import GivenUp
+from nvflare_torchrun_plugin import relay, supervisor, wire
+from nvflare_torchrun_plugin.node import private_dir, procs
+from nvflare_torchrun_plugin.supervision import group
+from nvflare_torchrun_plugin.supervision.copies import Copies
+from nvflare_torchrun_plugin.supervision.given_up import GivenUp
 from nvflare_torchrun_plugin.supervisor import Supervisor
 from nvflare_torchrun_plugin.verdict import Cause
 
@@ -169,7 +171,7 @@ def test_what_is_no_signal_ends_the_group(stage: Stage) -> None:
 def test_a_child_that_says_nothing_is_refused_in_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_GREETING_BOUND", 0.3)
     attempt = stage.supervisor.arm(launch(stage.folder, WORKS))
-    code = "import sys\nfrom nvflare_torchrun_plugin import private_dir\n"
+    code = "import sys\nfrom nvflare_torchrun_plugin.node import private_dir\n"
     code += "print(private_dir.connect(sys.argv[1], 'relay').recv(100))"
     done = subprocess.run(
         [sys.executable, "-c", code, stage.supervisor.directory],

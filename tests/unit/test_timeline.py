@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nvflare_torchrun_plugin import timeline
-from nvflare_torchrun_plugin.events import GROUP_FILE, TASKS_FILE
+from nvflare_torchrun_plugin.supervision.events import GROUP_FILE, TASKS_FILE
 
 T0 = 1_700_000_000.0
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nvflare_torchrun_plugin import torchrun_node
 from nvflare_torchrun_plugin.contract import ContractError
-from nvflare_torchrun_plugin.cores import allotted_cores
-from nvflare_torchrun_plugin.inherited_environ import clean_environ
+from nvflare_torchrun_plugin.node.cores import allotted_cores
+from nvflare_torchrun_plugin.node.inherited_environ import clean_environ
 from nvflare_torchrun_plugin.torchrun_node import (
     TORCHRUN_OPTIONS,
     UsageError,

@@ -15,16 +15,19 @@ import pytest
 from stage import RELAY, WORKS, Stage
 from standins import BOUND, HELLO, READY, children, end, launch, until
 
-from nvflare_torchrun_plugin import bootstrap, planning, ports, relay, script_imports, warm_groups, wire
-from nvflare_torchrun_plugin.attempt import Attempt
-from nvflare_torchrun_plugin.group_ahead import Ahead
-from nvflare_torchrun_plugin.group_description import Node, NodeGroup
-from nvflare_torchrun_plugin.job_run import JobRun
-from nvflare_torchrun_plugin.launch import Launch
-from nvflare_torchrun_plugin.node_locks import NodeLocks
-from nvflare_torchrun_plugin.planning import Options, Plan
-from nvflare_torchrun_plugin.program import Program
-from nvflare_torchrun_plugin.warm_start import WarmStart
+from nvflare_torchrun_plugin import relay, wire
+from nvflare_torchrun_plugin.description.group_description import Node, NodeGroup
+from nvflare_torchrun_plugin.job import script_imports, warm_groups
+from nvflare_torchrun_plugin.job.job_run import JobRun
+from nvflare_torchrun_plugin.job.warm_start import WarmStart
+from nvflare_torchrun_plugin.launching import planning, ports
+from nvflare_torchrun_plugin.launching.launch import Launch
+from nvflare_torchrun_plugin.launching.node_locks import NodeLocks
+from nvflare_torchrun_plugin.launching.planning import Options, Plan
+from nvflare_torchrun_plugin.launching.program import Program
+from nvflare_torchrun_plugin.node import bootstrap
+from nvflare_torchrun_plugin.supervision.attempt import Attempt
+from nvflare_torchrun_plugin.supervision.group_ahead import Ahead
 
 
 def lines(*frames: wire.Frame | str) -> str:

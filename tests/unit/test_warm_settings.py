@@ -9,7 +9,7 @@ import pytest
 
 from nvflare_torchrun_plugin.executor import TorchrunExecutor
 from nvflare_torchrun_plugin.group_values import NodeGroupError
-from nvflare_torchrun_plugin.warm_start import DEFAULT_MAX_AGE, WarmStart
+from nvflare_torchrun_plugin.job.warm_start import DEFAULT_MAX_AGE, WarmStart
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from simulation import Simulator
 from ssh_groups import GONE_S, TMP
 
 from chaos.plan import MOST_PER_ROUND, PHASES, Fault
-from nvflare_torchrun_plugin import procs
+from nvflare_torchrun_plugin.node import procs
 from nvflare_torchrun_plugin.node_agent import DIR_VARIABLE
 
 SITES: dict[str, tuple[str, ...]] = {"site-1": ("h0", "h1", "h2"), "site-2": ("h0", "h3", "h4")}

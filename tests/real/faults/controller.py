@@ -19,7 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from faults import inflict
-from nvflare_torchrun_plugin import node_agent, procs, relay
+from nvflare_torchrun_plugin import node_agent, relay
+from nvflare_torchrun_plugin.node import procs
 
 LIMIT_S = 300
 GONE_S = 12.0

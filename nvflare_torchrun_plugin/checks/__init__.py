@@ -1,0 +1,1 @@
+"""Trying a node group step by step, for `nvflare-torchrun doctor`."""

@@ -1,0 +1,1 @@
+"""What runs on every node, and what both ends of a connection to one need: the standard library only."""

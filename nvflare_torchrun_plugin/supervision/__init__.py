@@ -1,0 +1,1 @@
+"""One group from start to verdict: its agents, what they say, and how it ends."""
