@@ -14,6 +14,8 @@ Cause = Literal["script", "infrastructure", "configuration"]
 """Whose business a failure is: the user's program's, the machines', or the description's that no retry changes."""
 
 _LAST_LINES = 20
+_LONGEST = 200
+"""Signs of an exception's text in the first line of a verdict; the traceback has all."""
 # Signals from outside: the OOM killer, a scheduler, a person. All others a program gives itself.
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 _USAGE = 2
@@ -98,6 +100,15 @@ class Failure:
     log: str | None
     cause: Cause = "script"
 
+    @property
+    def exception(self) -> str | None:
+        """The line of the traceback that says what was raised, shortened; None where none says so."""
+        lines = (self.traceback or "").splitlines()
+        # A message may have lines of its own, and Python indents what belongs to a frame.
+        frame = max((at for at, line in enumerate(lines) if line.startswith('  File "')), default=len(lines))
+        raised = next((line for line in lines[frame:] if not line.startswith(" ")), "").strip()
+        return (raised if len(raised) <= _LONGEST else f"{raised[:_LONGEST]}...") or None
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -153,7 +164,8 @@ def _failure_lines(failure: Failure) -> list[str]:
         where += f" rank {failure.rank} (local rank {failure.local_rank})"
     # A group that waits for its task may have failed then.
     when = f"{abs(failure.seconds):.1f} s {'after' if failure.seconds >= 0 else 'before'} the start"
-    lines = [f"group failed: {where}: {failure.what}, {when}"]
+    raised = f": {failure.exception}" if failure.exception else ""
+    lines = [f"group failed: {where}: {failure.what}, {when}{raised}"]
     if failure.traceback:
         lines += ["  traceback:", *_indented(failure.traceback.splitlines())]
     if failure.last_lines:

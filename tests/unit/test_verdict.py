@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
+from traceback import format_exception
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvflare_torchrun_plugin import verdict
 from nvflare_torchrun_plugin.verdict import Failure, NodeRecord, RankRecord, Verdict
@@ -113,11 +117,14 @@ def test_the_suspect_counts_only_without_another_failure() -> None:
 def test_text_and_json() -> None:
     left = node(0, rank(0, 2.0, -15))
     left.leftovers = (41, 42)
-    result = reach(left, node(1, rank(1, 1.0, 1, "Traceback\nValueError: x\n")))
+    traceback = 'Traceback (most recent call last):\n  File "a.py", line 2, in <module>\n    x()\nValueError: x\n'
+    result = reach(left, node(1, rank(1, 1.0, 1, traceback)))
     assert result.text().splitlines() == [
-        "group failed: node 1 (host-1) rank 1 (local rank 0): exit code 1, 1.0 s after the start",
+        "group failed: node 1 (host-1) rank 1 (local rank 0): exit code 1, 1.0 s after the start: ValueError: x",
         "  traceback:",
-        "    Traceback",
+        "    Traceback (most recent call last):",
+        '      File "a.py", line 2, in <module>',
+        "        x()",
         "    ValueError: x",
         "  last lines:",
         "    last of 1",
@@ -126,6 +133,55 @@ def test_text_and_json() -> None:
         "  LEFT OVER: node 0 (host-0): cannot end process 41, 42",
     ]
     assert json.loads(json.dumps(result.as_dict()))["failure"]["rank"] == 1
+
+
+class OfItsOwnError(Exception):
+    pass
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _raise_in_turn(first: BaseException, second: BaseException) -> None:
+    try:
+        raise first
+    except type(first):
+        raise second  # noqa: B904 - as scripts do
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: _raise(ValueError("batch 3 has 0 samples")), "ValueError: batch 3 has 0 samples"),
+        (lambda: _raise(KeyboardInterrupt()), "KeyboardInterrupt"),
+        (lambda: _raise(OfItsOwnError("x")), "test_verdict.OfItsOwnError: x"),
+        (lambda: _raise(RuntimeError("first line\nsecond line\n  third line\nlast")), "RuntimeError: first line"),
+        (lambda: _raise_in_turn(KeyError("a"), TypeError("b")), "TypeError: b"),
+        (lambda: compile("x = (", "train.py", "exec"), "SyntaxError: '(' was never closed"),
+        (lambda: _raise(MemoryError("x" * 500)), f"MemoryError: {'x' * 187}..."),
+    ],
+)
+def test_the_first_line_says_what_was_raised(call: Callable[[], None], said: str) -> None:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - it is known which one
+        call()
+    text = "".join(format_exception(caught.value))
+    result = reach(node(0, rank(0, 1.0, 1, text)))
+    assert result.failure is not None
+    assert result.failure.exception == said
+    first, _, rest = result.text().partition("\n")
+    assert first.endswith(f", 1.0 s after the start: {said}")
+    assert rest.startswith("  traceback:\n    Traceback (most recent call last):\n")
+
+
+@given(
+    st.lists(st.sampled_from(['  File "a.py", line 1', "    x()", ""]) | st.text(), max_size=8), st.text("\n\r\v")
+)
+def test_whatever_a_rank_raises_the_first_line_is_one(lines: list[str], end: str) -> None:
+    failure = Failure(0, "host-0", 0, 0, "exit code 1", 1.0, "\n".join(lines) + end, (), None)
+    (said,) = (failure.exception or "nothing").splitlines()
+    assert said.strip() == said
+    assert len(said) <= 203
 
 
 def test_a_rank_that_raised_is_no_victim_of_a_signal_that_came_after() -> None:
