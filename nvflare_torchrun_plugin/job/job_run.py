@@ -63,7 +63,7 @@ class JobRun:
         self._lock = threading.Lock()
         self._noted: set[tuple[str, str]] = set()
         self._unlearnt: set[Attempt] = set()
-        self._unended: set[Attempt] = set()
+        self._unended: set[Attempt | Ahead] = set()
         self._warm = (
             WarmGroups(
                 plan,
@@ -158,8 +158,8 @@ class JobRun:
         return self._health.sitting_out(self._plan.group.nodes, self._plan.group.least, self._unswept())
 
     def _unswept(self) -> set[str]:
-        """Return the hosts on which the end of an attempt is decided, but still seen to."""
-        return {host for attempt in tuple(self._unended) for host in attempt.unswept}
+        """Return the hosts on which the end of a group is decided, but still seen to."""
+        return {host for one in tuple(self._unended) for host in one.unswept}
 
     def _learn_of_waiting(self, ahead: Ahead) -> None:
         """A group that was started ahead is there, or has ended; if a task had it, the attempt tells of its end.
@@ -167,7 +167,11 @@ class JobRun:
         Where a rank has been killed as it waited the node is well, and the task that starts cold may have it.
         """
         self._note_nodes(ahead.launch, [*ahead.left_out, *ahead.silent], ahead.began)
-        verdict = ahead.decided.result() if ahead.decided.done() and not ahead.taken else None
+        verdict = None
+        if ahead.decided.done() and not ahead.taken:
+            verdict = ahead.decided.result()
+            self._unended.add(ahead)
+            ahead.ended.add_done_callback(lambda _: self._unended.discard(ahead))
         failure = verdict.failure if verdict is not None else None
         if (
             failure is not None

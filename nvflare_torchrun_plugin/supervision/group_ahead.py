@@ -47,6 +47,11 @@ class Ahead:
         """Host and reason of each node that the group does without, as far as it is known yet."""
         return self._group.left_out
 
+    @property
+    def unswept(self) -> frozenset[str]:
+        """Hosts on which what the group has left is still seen to, once it is decided."""
+        return self._group.unswept
+
     def unfit(self) -> str | None:
         """Return why no task can have the group, None when one can."""
         if self.decided.done():

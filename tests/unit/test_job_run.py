@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -111,6 +112,25 @@ def test_a_node_that_is_still_seen_to_has_no_part_in_an_attempt_that_can_do_with
         second = run.attempt_for_task(lambda: False)
     assert [member.host for member in second.launch.members] == ["localhost"]
     assert warnings == [f"node {OTHER} sits out, for what an attempt has left there is still being ended"]
+
+
+def test_nor_has_one_where_what_a_group_started_ahead_has_left_is_still_seen_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Verdict("stopped", "no task can have it", None, (), (), 1.0)
+    with run_of(tmp_path, monkeypatch, 1, []) as run:
+        first = run.attempt_for_task(lambda: False)
+        for end in (first.decided, first.ended):
+            end.set_result(None)
+        ahead = Mock(launch=first.launch, left_out=(), silent=(), began=0.0, taken=False, unswept={OTHER})
+        ahead.decided, ahead.ended = Future(), Future()
+        ahead.decided.set_result(stopped)
+        run._learn_of_waiting(ahead)
+        second = run.attempt_for_task(lambda: False)
+        assert [member.host for member in second.launch.members] == ["localhost"]
+        ahead.ended.set_result(stopped)
+        third = run.attempt_for_task(lambda: False)
+        assert [member.host for member in third.launch.members] == ["localhost", OTHER]
 
 
 def test_what_an_attempt_has_taken_is_given_back_as_soon_as_it_can_be(
