@@ -30,6 +30,8 @@ __all__ = [
 CLASSES = "nvflare_torchrun_plugin."
 """What a job without code of its own needs in the list."""
 ALLOW_LIST = "class_allow_list"
+# What the two kinds of kit are started with (nvflare.lighter.constants.ProvFileName).
+_SERVERS, _SITES = "fed_server.json", "fed_client.json"
 
 
 def command(verb: str, kit: Path, *options: str) -> str:
@@ -41,11 +43,12 @@ def local_folder(kit: Path) -> Path:
     """Return the folder of the site's own files.
 
     Raises:
-        RefusedError: this is no kit, or not for this user to look into.
+        RefusedError: this is no site's kit, or not for this user to look into.
     """
-    local = kit / "local"
+    local, startup = kit / "local", kit / "startup"
     try:
-        whole = local.is_dir() and (kit / "startup").is_dir()
+        whole = local.is_dir() and startup.is_dir()
+        servers = (startup / _SERVERS).exists() and not (startup / _SITES).exists()
         # Who may not look into local/ cannot even know what is not there.
         (local / "resources.json").exists()
     except OSError as error:
@@ -54,6 +57,10 @@ def local_folder(kit: Path) -> Path:
         ) from None
     if not whole:
         raise RefusedError(f"{kit} is no startup kit: it has no local/ and startup/; give the site's folder")
+    if servers:
+        raise RefusedError(
+            f"{kit} is the server's kit (startup/{_SERVERS}); give a site's folder: nodes are sites'"
+        )
     return local
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..contract import NODE_RANK
 from .asked import GroupAsked, ProgramAsked, takes_what_is_asked
-from .output import JsonOption, RefusedError, print_json, print_table
+from .output import JsonOption, RefusedError, console, print_json, print_table
 
 if TYPE_CHECKING:
     from ..launching.planning import Plan
@@ -109,7 +111,14 @@ def _print(explained: Mapping[str, Any]) -> None:
         ("runs", f"{explained['target']} in {explained['directory']}"),
     ]
     print_table(("what", "value"), rows)
+    shown: dict[str, int] = {}
     for node in explained["nodes"]:
+        name = f"node {node['node_rank']} ({node['host']})"
+        # Of many nodes most are alike, and a screen holds three.
+        first = shown.setdefault(_but_for_its_place(node), node["node_rank"])
+        if first != node["node_rank"]:
+            console().print(f"{name}: as node {first}, but for its host and node rank", markup=False)
+            continue
         environment = node["environment"]
         rows = [
             ("reached by", _words(node["transport"])),
@@ -122,7 +131,26 @@ def _print(explained: Mapping[str, Any]) -> None:
             ("kept", _names(environment["kept"])),
             ("hidden", _names(environment["hidden"])),
         ]
-        print_table(("what", "value"), rows, title=f"node {node['node_rank']} ({node['host']})")
+        print_table(("what", "value"), rows, title=name)
+
+
+def _but_for_its_place(node: Mapping[str, Any]) -> str:
+    """Return what is the same text for two nodes that differ in host and node rank only."""
+    rank = node["node_rank"]
+    contract = {**node["contract"], NODE_RANK: ""}
+    environment = {**node["environment"], "set": {**node["environment"]["set"], NODE_RANK: ""}}
+    return json.dumps(
+        {
+            **node,
+            "node_rank": "",
+            "host": "",
+            "transport": [word.replace(node["host"], "{host}") for word in node["transport"]],
+            "torchrun": [word for word in node["torchrun"] if word != f"--node_rank={rank}"],
+            "contract": contract,
+            "environment": environment,
+        },
+        sort_keys=True,
+    )
 
 
 def _words(words: str | list[str]) -> str:

@@ -104,8 +104,23 @@ def test_plain_text_has_no_secret_and_no_style(cli: Cli, tmp_path: Path) -> None
     assert "hush" not in out
     assert "\x1b" not in out
     assert re.search(r"^master address +127\.0\.0\.1$", out, re.MULTILINE)
-    assert re.search(rf"^node 1 \({re.escape(HERE)}\)$", out, re.MULTILINE)
+    assert re.search(rf"^node 0 \({re.escape(HERE)}\)$", out, re.MULTILINE)
+    assert out.endswith(f"node 1 ({HERE}): as node 0, but for its host and node rank\n")
     assert re.search(r"^hidden +\S", out, re.MULTILINE)
+
+
+def test_a_node_that_is_like_another_is_not_shown_again(cli: Cli, tmp_path: Path) -> None:
+    here = {"host": HERE, "address": "10.0.0.1", "nproc_per_node": 2}
+    others = [{"host": f"gpu-{n}", "nproc_per_node": nproc} for n, nproc in ((1, 2), (2, 4), (12, 2))]
+    (tmp_path / "kit/local").mkdir(parents=True)
+    described = {"nodes": [here, *others], "transport": "ssh"}
+    (tmp_path / "kit/local/node_group.yaml").write_text(json.dumps(described))
+    job(tmp_path / "job", {})
+    code, out, err = cli("plan", "--job", "job", "--workspace", "kit")
+    assert (code, err) == (0, "")
+    shown = re.findall(r"^node \d.*$", out, re.MULTILINE)
+    as_node_1 = "as node 1, but for its host and node rank"
+    assert shown == [f"node 0 ({HERE})", "node 1 (gpu-1)", "node 2 (gpu-2)", f"node 3 (gpu-12): {as_node_1}"]
 
 
 def test_one_node_has_no_rendezvous(cli: Cli, tmp_path: Path) -> None:

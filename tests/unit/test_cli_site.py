@@ -241,6 +241,15 @@ def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
         assert "is no startup kit" in refusal(verb, tmp_path)
 
 
+def test_the_server_s_kit_is_no_site_s(kit: Path) -> None:
+    (kit / "startup/fed_server.json").touch()
+    for verb in ("check", "write", "allow"):
+        assert "is the server's kit (startup/fed_server.json); give a site's folder" in refusal(verb, kit)
+    assert not (kit / "local/node_group.yaml").exists()
+    (kit / "startup/fed_client.json").touch()
+    assert site("check", kit).exit_code == 0
+
+
 def test_a_check_says_what_there_is(kit: Path) -> None:
     here = Path(__file__)
     done = site("check", kit)
