@@ -250,7 +250,8 @@ def _task(one: _Try, group: _Group | None, since: float | None, *, kept: bool, i
 def _node(one: _Try, group: _Group, place: int, since: float | None, *, kept: bool, is_last: bool) -> NodeTime:
     node_rank = group.ranks_of_places.get(place)
     replied = one.reply["at"] if one.reply else None
-    stopped = [event["at"] for name in ("failure", "stop") for event in group.all(name)]
+    # A rank that was kept from running had failed long before anybody could tell.
+    stopped = [event["at"] for event in (*group.all("stop"), *group.all("failure"))][:1]
     # With the reply all is done but the end of the processes, or nothing is, and they are being ended.
     over = min([*stopped, *([replied] if replied is not None else [])], default=None)
     gone = group.one("end", place) or group.verdict

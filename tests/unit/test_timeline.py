@@ -172,6 +172,23 @@ def test_a_failure_and_the_second_try(tmp_path: Path) -> None:
     assert phases(two.nodes[0])[0] == ("waiting", 15, 16)
 
 
+def test_the_seconds_for_which_a_rank_was_stopped_are_training(tmp_path: Path) -> None:
+    """It counts as failed since it was stopped; that was noticed, and its group ended, when it had been for long."""
+    write(tmp_path / TASKS_FILE, task(0), at(0, "attempt", group="g"), at(43, "reply", group="g", code="TIMEOUT"))
+    write(
+        tmp_path / "attempt-0001" / GROUP_FILE,
+        *group(0, "g"),
+        *moments(receive=7, received=8),
+        at(42, "stop", reason=None),
+        at(12, "failure", node_rank=1, host="b", rank=3, what="stopped (SIGSTOP) for 30 s"),
+        *ends(44, "failed"),
+    )
+    (found,) = timeline.read(tmp_path)
+    for node in found.nodes:
+        assert phases(node)[-2:] == [("training", 8, 42), ("cleaning up", 42, 44)]
+    assert [node.segments[-2].failed for node in found.nodes] == [False, True]
+
+
 def test_a_node_that_the_group_does_without(tmp_path: Path) -> None:
     write(tmp_path / TASKS_FILE, task(0), at(0, "attempt", group="g"), at(9, "reply", group="g", code="OK"))
     events = [event | {"places": [1]} if event["event"] == "chosen" else event for event in group(0, "g")]
