@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from nvflare_torchrun_plugin import node_agent
 from nvflare_torchrun_plugin.description.group_choice import Wish, choose
 from nvflare_torchrun_plugin.launching import planning, program
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.node import agent_dir, procs
 from nvflare_torchrun_plugin.supervision.copies import Copies
 from nvflare_torchrun_plugin.supervision.group import Group
 
@@ -134,7 +134,7 @@ def _seconds(case: Case, first: Host | None) -> float:
         ended = json.loads(output)
         deadline = time.time() + _GONE
         # The hosts of a bed are seen from here, for their namespaces are below ours.
-        while (left := procs.with_variable(node_agent.DIR_VARIABLE, ended["launch"])) and time.time() < deadline:
+        while (left := procs.with_variable(agent_dir.DIR_VARIABLE, ended["launch"])) and time.time() < deadline:
             time.sleep(0.01)
         took = time.time() - float(Path(tmp, "marks", "fault").read_text())
     expected = "stopped" if case.victim is None else "failed"

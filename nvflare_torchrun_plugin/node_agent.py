@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from nvflare_torchrun_plugin import wire
-from nvflare_torchrun_plugin.node import node_facts, private_dir, procs, staging
+from nvflare_torchrun_plugin.node import agent_dir, node_facts, private_dir, procs, staging
 from nvflare_torchrun_plugin.node.bootstrap import FILE_VARIABLE
 from nvflare_torchrun_plugin.node.lines import LineCutter
 from nvflare_torchrun_plugin.node.loop import CHUNK, Loop
@@ -24,15 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
-DIR_VARIABLE = "NVFL_AGENT_DIR"
-"""Names the agent's private directory to the ranks, which remove it from their environment."""
-TAG_VARIABLE = "NVFL_AGENT_TAG"
-"""Names the agent to everything below it, children that left their session and outlived their rank included."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """What announces an end; Slurm (``sbatch --signal``) sends it to every process of a job's steps. It is for ranks:
 agent and torchrun ignore it, and each rank begins by not ignoring it any more."""
-_AGENT_FILE = "agent"
-"""In the agent's private directory: its process id."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where gloo and NCCL look for the network interface; a host's own name, their first idea, may be loopback."""
 DEFAULT_GRACE = 4.0
@@ -197,7 +191,7 @@ class Agent:
         elif isinstance(order, wire.Stop):
             self._stop(order.grace, stacks=order.stacks)
         else:
-            _sweep(order.tag)
+            agent_dir.sweep(order.tag, KILL_BOUND)
             self._stop(0)
 
     def _prepare(self, order: wire.Prepare) -> None:
@@ -235,11 +229,7 @@ class Agent:
 
     def _private_dir(self, tag: str) -> str:
         if self._dir is None:
-            self._dir = private_dir.create(_dir_prefix(tag))
-            # By the two a sweep knows this process, should it be stopped: what it was told it no longer hears.
-            self._dir_fd = os.open(self._dir, os.O_RDONLY | os.O_DIRECTORY)
-            with open(f"{self._dir}/{_AGENT_FILE}", "x", encoding="ascii") as file:
-                file.write(str(os.getpid()))
+            self._dir = agent_dir.create(tag)
         return self._dir
 
     def _start(self, order: wire.Start) -> None:
@@ -259,8 +249,8 @@ class Agent:
         if self._interface is not None:
             for name in INTERFACE_VARIABLES:
                 environ.setdefault(name, self._interface)
-        directory = environ[DIR_VARIABLE] = self._private_dir(order.tag)
-        environ[TAG_VARIABLE] = _dir_prefix(order.tag)
+        directory = self._private_dir(order.tag)
+        environ.update(agent_dir.variables(directory, order.tag))
         if order.bootstrap is not None:
             environ[FILE_VARIABLE] = _write_bootstrap(directory, order.bootstrap)
         output, theirs = os.pipe()
@@ -381,45 +371,11 @@ class Agent:
                 self._ranks.learn_code(pid, code)
 
 
-def _dir_prefix(tag: str) -> str:
-    return f"nvfl-agent-{tag}-"
-
-
 def _write_bootstrap(directory: str, text: str) -> str:
     file = f"{directory}/bootstrap.json"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
         opened.write(text)
     return file
-
-
-def _sweep(tag: str) -> None:
-    """Kill what an agent that is gone has started, and remove the private directory that it left."""
-    import glob
-    import tempfile
-
-    directories = glob.glob(f"{glob.escape(tempfile.gettempdir())}/{glob.escape(_dir_prefix(tag))}*")  # noqa: PTH207
-
-    def left() -> list[int]:
-        agents = [pid for directory in directories if (pid := _agent_in(directory)) is not None]
-        return [*agents, *procs.with_variable(TAG_VARIABLE, _dir_prefix(tag))]
-
-    deadline = time.monotonic() + KILL_BOUND
-    while (pids := left()) and time.monotonic() < deadline:
-        procs.send_signal(pids, signal.SIGKILL)
-        time.sleep(_TICK)
-    for directory in directories:
-        private_dir.remove(directory)
-
-
-def _agent_in(directory: str) -> int | None:
-    """Return the id of the agent whose private directory this is, None when it is gone."""
-    try:
-        with open(f"{directory}/{_AGENT_FILE}", encoding="ascii") as file:
-            pid = int(file.read())
-        # Not the number alone: another process may have got it.
-        return pid if procs.holds(pid, directory) else None
-    except (OSError, ValueError):
-        return None
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from beds.hosts import Host
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-from nvflare_torchrun_plugin import node_agent, relay
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin import relay
+from nvflare_torchrun_plugin.node import agent_dir, procs
 
 ADMIN = "admin@nvidia.com"
 EXECUTOR = "nvflare_torchrun_plugin.executor.TorchrunExecutor"
@@ -168,7 +168,7 @@ class Poc:
 
     def ours(self) -> list[int]:
         """Agents, torchruns, ranks and relays."""
-        names = (node_agent.DIR_VARIABLE, relay.DIR_VARIABLE)
+        names = (agent_dir.DIR_VARIABLE, relay.DIR_VARIABLE)
         return [pid for name in names for pid in procs.with_variable(name, str(self.tmp))]
 
     def end_others(self, limit_s: float) -> dict[int, str]:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_torchrun_plugin import node_agent
 from nvflare_torchrun_plugin.description.group_choice import Wish, choose
 from nvflare_torchrun_plugin.launching import planning, program
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.node import agent_dir, procs
 from nvflare_torchrun_plugin.supervision.copies import Copies
 from nvflare_torchrun_plugin.supervision.group import Group
 from nvflare_torchrun_plugin.verdict import Failure, Verdict
@@ -121,7 +120,7 @@ def run(
         verdict = asyncio.run(serve())
     finally:
         reservation.release()
-    assert procs.with_variable(node_agent.DIR_VARIABLE, launch.name) == []
+    assert procs.with_variable(agent_dir.DIR_VARIABLE, launch.name) == []
     # torch keeps a cache of its own there, named after the user.
     left = [entry.name for entry in (folder / "tmp").iterdir() if not entry.name.startswith("torchinductor_")]
     assert left == []

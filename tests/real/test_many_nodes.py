@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from group_driver import run
 
-from nvflare_torchrun_plugin import node_agent
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.node import agent_dir, procs
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 
@@ -48,5 +47,5 @@ def test_64_nodes_start_a_no_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (logs,) = (tmp_path / "logs").iterdir()
     told = [(logs / f"node-{rank}.log").read_text() for rank in range(NODES)]
     assert all(re.search(rf"called as \['--nnodes={NODES}', '--node_rank={n}'\]", told[n]) for n in range(NODES))
-    assert procs.with_variable(node_agent.DIR_VARIABLE, str(folder)) == []
+    assert procs.with_variable(agent_dir.DIR_VARIABLE, str(folder)) == []
     assert list(folder.iterdir()) == []

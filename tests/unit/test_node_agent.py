@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from standins import BOUND, children, until
 
 from nvflare_torchrun_plugin import node_agent, wire
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.node import agent_dir, procs
 
 START = wire.Start("tag", ("--help",), {}, "/", False, "script.py", (), None, 0.2, False, ())
 ORDERS: list[wire.Order] = [START, wire.Stop(1), wire.Go({}, None), wire.Sweep("tag")]
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = children()
     yield tmp_path
     until(lambda: children() <= before, "processes are left")
-    assert procs.with_variable(node_agent.DIR_VARIABLE, str(tmp_path)) == []
+    assert procs.with_variable(agent_dir.DIR_VARIABLE, str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +141,7 @@ def test_a_sweep_of_an_odd_tag_ends_nothing_else(folder: Path, tag: str) -> None
 
 def test_a_sweep_ends_what_has_left_its_session_and_lost_its_rank(folder: Path) -> None:
     orphan, neighbour = (
-        subprocess.Popen(["sleep", "100"], env={node_agent.TAG_VARIABLE: f"nvfl-agent-1-a-{number}-"})
+        subprocess.Popen(["sleep", "100"], env={agent_dir.TAG_VARIABLE: f"nvfl-agent-1-a-{number}-"})
         for number in (1, 11)
     )
     serve(wire.encode(wire.Sweep("1-a-1")))
@@ -161,7 +161,7 @@ def test_a_sweep_ends_an_agent_that_was_stopped(folder: Path) -> None:
         agent.stdin.write(wire.encode(start))
         agent.stdin.flush()
         try:
-            files = f"nvfl-agent-1-a-1-*/{node_agent._AGENT_FILE}"
+            files = f"nvfl-agent-1-a-1-*/{agent_dir.AGENT_FILE}"
             until(lambda: [file.read_text() for file in folder.glob(files)] == [str(agent.pid)], "it is not there")
             agent.send_signal(signal.SIGSTOP)
             agent.stdin.close()
@@ -175,7 +175,7 @@ def test_a_process_that_has_got_a_dead_agents_number_is_left_alone(folder: Path)
     directory = folder / "nvfl-agent-1-a-1-x"
     directory.mkdir()
     with subprocess.Popen(["sleep", "100"]) as neighbour:
-        (directory / node_agent._AGENT_FILE).write_text(str(neighbour.pid))
+        (directory / agent_dir.AGENT_FILE).write_text(str(neighbour.pid))
         serve(wire.encode(wire.Sweep("1-a-1")))
         assert neighbour.poll() is None
         neighbour.kill()

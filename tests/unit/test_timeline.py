@@ -173,7 +173,7 @@ def test_a_failure_and_the_second_try(tmp_path: Path) -> None:
 
 
 def test_the_seconds_for_which_a_rank_was_stopped_are_training(tmp_path: Path) -> None:
-    """It counts as failed since it was stopped; that was noticed, and its group ended, when it had been for long."""
+    """It counts as failed since it was stopped; its group went on until it had been stopped for too long."""
     write(tmp_path / TASKS_FILE, task(0), at(0, "attempt", group="g"), at(43, "reply", group="g", code="TIMEOUT"))
     write(
         tmp_path / "attempt-0001" / GROUP_FILE,

@@ -23,7 +23,7 @@ from ssh_groups import GONE_S, TMP
 
 from chaos.plan import MOST_PER_ROUND, PHASES, Fault
 from nvflare_torchrun_plugin.node import procs
-from nvflare_torchrun_plugin.node_agent import DIR_VARIABLE
+from nvflare_torchrun_plugin.node.agent_dir import DIR_VARIABLE
 
 SITES: dict[str, tuple[str, ...]] = {"site-1": ("h0", "h1", "h2"), "site-2": ("h0", "h3", "h4")}
 """Each site's nodes; NVFlare's simulator, and so both client jobs, run on h0."""

@@ -19,8 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from faults import inflict
-from nvflare_torchrun_plugin import node_agent, relay
-from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin import relay
+from nvflare_torchrun_plugin.node import agent_dir, procs
 
 LIMIT_S = 300
 GONE_S = 12.0
@@ -30,7 +30,7 @@ GONE_S = 12.0
 def left_of(folder: Path, tmp: str, number: int) -> list[int]:
     """Processes that are left of the row: its relay, agents, torchruns, ranks, and the ranks' children."""
     relays = procs.with_variable(relay.DIR_VARIABLE, f"{tmp}/")
-    ours = relays + procs.with_variable(node_agent.DIR_VARIABLE, f"{tmp}/nvfl-agent-{number}-")
+    ours = relays + procs.with_variable(agent_dir.DIR_VARIABLE, f"{tmp}/nvfl-agent-{number}-")
     return ours + procs.with_variable(inflict.CHILD, f"{inflict.marks(folder, number)}/")
 
 
