@@ -20,6 +20,7 @@ from stage import Stage
 from standins import BOUND, children, until
 
 from nvflare_torchrun_plugin.node import procs
+from nvflare_torchrun_plugin.supervision import channel, group
 
 __all__ = ["cold_and_warm"]
 
@@ -73,3 +74,15 @@ def node(tmp_path: Path, ended: contextlib.ExitStack) -> Any:
         return started
 
     return start
+
+
+@pytest.fixture
+def short_bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short bounds, and nothing left at the end."""
+    monkeypatch.setattr(group, "_STOP_MARGIN", 0.3)
+    monkeypatch.setattr(group, "_SWEEP_BOUND", 2.0)
+    for name in ("KILL_BOUND", "CLOSING"):
+        monkeypatch.setattr(channel, name, 0.3)
+    before = children()
+    yield
+    until(lambda: children() <= before, "processes are left")
