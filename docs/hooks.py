@@ -24,6 +24,8 @@ CHAPTERS = {
 }
 """Where the README's chapters are on these pages."""
 
+_WORD = "TEXT"
+"""What an option takes whose help says the rest, as in --help."""
 _CHAPTER = re.compile(r'^--8<-- "README.md:(\w+)"$', re.MULTILINE)
 _LINK = re.compile(r"\]\((#[^)]+)\)")
 
@@ -72,12 +74,25 @@ def _verbs(command: Any, name: str) -> Iterator[str]:
     yield f"\n## {name}\n\n```text\n{usage}\n```\n\n{_plain(command.help)}\n\n"
     for parameter in command.params:
         if getattr(parameter, "help", None):
-            names = ", ".join(f"`{one}`" for one in parameter.opts)
-            yield f"- {names}: {_plain(parameter.help)}\n"
+            yield f"- {_names(parameter)}: {_plain(parameter.help)}{_default(parameter)}\n"
     if command.epilog:
         yield f"\n{_plain(command.epilog)}\n"
     for verb, below in getattr(command, "commands", {}).items():
         yield from _verbs(below, f"{name} {verb}")
+
+
+def _names(parameter: Any) -> str:
+    """Return an option's names with what it takes, an argument's name as the usage has it."""
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    takes = "" if parameter.is_flag else f" {parameter.metavar or _WORD}"
+    return ", ".join(f"`{one}{takes}`" for one in parameter.opts)
+
+
+def _default(parameter: Any) -> str:
+    """Return what --help shows as the default, where the help does not say it itself."""
+    shown = parameter.default
+    return "" if shown in (None, False, (), "") or "Default:" in parameter.help else f" Default: {shown}."
 
 
 def _plain(text: str | None) -> str:

@@ -51,7 +51,7 @@ class TorchrunRunner:
             nproc_per_node: processes per node, a number or torchrun's ``auto``, ``gpu``, ``cpu``.
             framework: whose parameters the script takes and gives; decides ``params_exchange_format``.
             node_group: nodes that the job brings along; default those of the site.
-            options: further arguments of :class:`TorchrunExecutor`.
+            options: further arguments of ``TorchrunExecutor``.
 
         Raises:
             ValueError, TypeError: an argument is wrong; the message names it and its value.
@@ -101,7 +101,7 @@ def use_torchrun(recipe: _R, node_group: NodeGroupProvider | None = None, **opti
         recipe: one of NVFlare's whose clients run a script (``FedAvgRecipe``, ``SwarmLearningRecipe``, ...), made
             without ``launch_external_process``: how to launch is said here.
         node_group: nodes that the job brings along; default those of the site.
-        options: further arguments of :class:`TorchrunExecutor` (``nnodes``, ``nproc_per_node``, ...).
+        options: further arguments of ``TorchrunExecutor`` (``nnodes``, ``nproc_per_node``, ...).
 
     Raises:
         ValueError: no client of the recipe runs a script, or one launches it by itself.

@@ -1,4 +1,4 @@
-"""Where the time of a run went: what :mod:`.events` has written, per task and node, as phases with begin and end.
+"""Where the time of a run went, per task and node: what ``supervision/events.py`` has written, as phases of time.
 
 A task that was tried again has one entry per attempt. Nothing here needs the run to be over.
 """
@@ -65,7 +65,8 @@ class TaskTime:
     """One attempt of a task.
 
     Attributes:
-        site, task, round, number: whose it is; ``number`` counts its attempts from 1.
+        site, task, round, number: whose it is; ``number`` counts its attempts from 1. Without NVFlare there is no
+            site and no round, and ``task`` is the name of the run's folder.
         start: ``cold``, ``warm`` (a group started ahead) or ``kept`` (one that had served a task before).
         begin, end: seconds since 1970; ``end`` is that of the last node.
         code: NVFlare's return code, None for a task that has none yet.
@@ -143,7 +144,11 @@ def _read(folder: Path) -> list[TaskTime]:
     # Of a run in which no group was ever started there are only the tasks.
     for path in folder.rglob(TASKS_FILE):
         groups.setdefault(path.parent, [])
-    found = [task for run, of_run in groups.items() for task in _tasks(_events(run / TASKS_FILE), of_run)]
+    found = [
+        task
+        for run, of_run in groups.items()
+        for task in _tasks(_events(run / TASKS_FILE), of_run, run.resolve().name)
+    ]
     return sorted(found, key=lambda task: (task.begin, task.site, task.number))
 
 
@@ -192,7 +197,7 @@ def _tries(events: Sequence[_Event]) -> list[_Try]:
     return tries
 
 
-def _tasks(events: Sequence[_Event], groups: Sequence[_Group]) -> Iterator[TaskTime]:
+def _tasks(events: Sequence[_Event], groups: Sequence[_Group], run: str) -> Iterator[TaskTime]:
     by_name = {group.name: group for group in groups}
     tries = _tries(events)
     for index, one in enumerate(tries):
@@ -206,7 +211,7 @@ def _tasks(events: Sequence[_Event], groups: Sequence[_Group]) -> Iterator[TaskT
         for group in groups:
             verdict = group.verdict
             code = None if verdict is None else "OK" if verdict["outcome"] == "ok" else str(verdict["outcome"])
-            one = _Try({}, 1, group.began, group.name)
+            one = _Try({"task": run}, 1, group.began, group.name)
             if verdict is not None:
                 one.reply = {"at": _over(group), "code": code}
             yield _task(one, group, None, kept=False, is_last=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nvflare_torchrun_plugin.contract import (
@@ -78,6 +78,8 @@ _REFUSED = {
     "--rdzv-conf": f"the rendezvous is configured by {_JOIN}",
     "--standalone": f"it is chosen whenever {NNODES} is 1 or not set",
 }
+_ALIKE = 0.75
+"""How much alike, from 0 to 1, a wrong option and one that may be meant are; less than that would only puzzle."""
 _NO_RESTARTS = "torchrun cannot restart its processes when there is more than one node"
 
 
@@ -172,13 +174,17 @@ def _parse_or_help(argv: Sequence[str]) -> CommandLine:
     return line
 
 
-def takes_another_word(word: str) -> bool:
+def takes_another_word(word: str, besides: Collection[str] = ()) -> bool:
     """Return whether the value of this option is the next word.
+
+    Args:
+        word: the option as it is written.
+        besides: other options that there are, for who has misspelt one.
 
     Raises:
         UsageError: it is no option of the translator's or of torchrun's.
     """
-    name, value, _ = _read_option(word)
+    name, value, _ = _read_option(word, besides)
     return value is None and _OPTIONS[name]
 
 
@@ -237,13 +243,22 @@ def _candidates(word: str) -> list[str]:
     return ours or [name for name in _OPTIONS if name.startswith(start)]
 
 
-def _read_option(word: str) -> tuple[str, str | None, list[str]]:
+def _like(word: str, besides: Collection[str]) -> str:
+    # Imported for who has made a mistake only: every node starts this file.
+    import difflib
+
+    names = [*besides, *(name for name in _OPTIONS if name not in _REFUSED)]
+    near = difflib.get_close_matches(word.partition("=")[0].replace("_", "-"), names, 1, _ALIKE)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _read_option(word: str, besides: Collection[str] = ()) -> tuple[str, str | None, list[str]]:
     """Return an option's full name, the value inside the word if there is one, and the words for torchrun."""
     names = _candidates(word)
     if not names:
         raise UsageError(
-            f"option {word!r} is not known to torchrun_node or torchrun: see --help, and put -- before a"
-            " SCRIPT that starts with a dash"
+            f"option {word!r} is not known here or to torchrun{_like(word, besides)}: see --help, and put --"
+            " before a SCRIPT that starts with a dash"
         )
     if len(names) > 1:
         raise UsageError(f"option {word!r} can mean {', '.join(names)}: write it out")

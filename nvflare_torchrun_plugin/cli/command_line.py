@@ -38,7 +38,7 @@ def split(words: Sequence[str], ours: Mapping[str, bool]) -> tuple[list[str], li
             taken, another = mine, ours[name] and not equals
             word = name + equals + value
         else:
-            taken, another = theirs, torchrun_node.takes_another_word(word)
+            taken, another = theirs, torchrun_node.takes_another_word(word, ours)
         taken.append(word)
         if another and left:
             taken.append(left.pop(0))

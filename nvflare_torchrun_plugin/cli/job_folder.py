@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..group_values import check_keys
 from .output import RefusedError
 
 if TYPE_CHECKING:
@@ -110,8 +112,10 @@ def _made_of(cls: type, entries: list[Mapping[str, Any]]) -> Any:
     """Make the component of the class among the entries; None when none is there."""
     for entry in entries:
         if _path_of(cls) in (entry.get("path"), entry.get("class_path")):
+            args = entry.get("args") or {}
             try:
-                return cls(**(entry.get("args") or {}))
+                check_keys(args, tuple(inspect.signature(cls).parameters), "its arguments")
+                return cls(**args)
             except (ValueError, TypeError) as error:
                 raise RefusedError(f"{cls.__name__}: {error}") from None
     return None

@@ -47,7 +47,7 @@ def full_params(module: torch.nn.Module) -> dict[str, Any] | None:
     """Return all parameters and buffers by name, on the CPU, on rank 0, and None on others; every rank calls it.
 
     Args:
-        module: as for :func:`load_model`.
+        module: as for ``load_model()``.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import FullyShardedDataParallel

@@ -44,6 +44,22 @@ def test_an_option_of_neither_is_named() -> None:
         split(["--copy", "--wrong", "train.py"], OURS)
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--nproc-pernode", ", did you mean --nproc-per-node?"),  # the verb's own
+        ("--copie", ", did you mean --copy?"),
+        ("--log_dirs=x", ", did you mean --log-dir?"),  # torchrun's
+        ("--wrong", ""),
+        ("-y", ""),
+    ],
+)
+def test_who_has_misspelt_an_option_is_told_which_one_looks_like_it(word: str, meant: str) -> None:
+    with pytest.raises(torchrun_node.UsageError) as caught:
+        split([word, "2", "train.py"], OURS)
+    assert str(caught.value).startswith(f"option {word!r} is not known here or to torchrun{meant}: see --help")
+
+
 @given(st.lists(st.text(alphabet="-=amtn_ 1", max_size=6)))
 def test_no_word_is_lost_or_made_up(words: list[str]) -> None:
     try:

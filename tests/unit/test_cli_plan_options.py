@@ -170,7 +170,11 @@ def test_a_job_without_code_is_held_to_the_sites_rules(cli: Cli, tmp_path: Path)
     ("args", "message"),
     [
         ({"join_timeout": 300}, "TorchrunExecutor: join_timeout is 300, but launch_timeout is 300"),
-        ({"nonsense": 1}, "TorchrunExecutor: TorchrunExecutor.__init__() got an unexpected keyword argument"),
+        (
+            {"nonsense": 1},
+            "TorchrunExecutor: its arguments: unknown key 'nonsense': remove it (known",
+        ),
+        ({"nproc_per_nodes": 1}, "unknown key 'nproc_per_nodes': did you mean 'nproc_per_node'? (known keys: "),
         ({"script": "none.py"}, "script 'none.py' is not there; looked for"),
         ({"script_args": "${secret:NONE}"}, "secret reference"),
     ],
