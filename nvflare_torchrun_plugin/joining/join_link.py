@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ def look_after(writer: asyncio.StreamWriter) -> None:
     Raises:
         OSError: the connection has ended.
     """
-    kept = writer.get_extra_info("socket")
+    kept = _socket_of(writer)
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (*_PROBES, (socket.TCP_USER_TIMEOUT, _UNANSWERED)):
         kept.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -36,10 +37,28 @@ def look_after(writer: asyncio.StreamWriter) -> None:
 
 def leave_alone(writer: asyncio.StreamWriter) -> None:
     """Let it do so no more: both sides look after each other, and their ``node_timeout`` may be longer."""
-    kept = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
+        kept = _socket_of(writer)
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
         kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+
+
+def has_ended(writer: asyncio.StreamWriter) -> bool:
+    """Return whether the kernel knows that the other side has closed the connection, or that it is gone."""
+    try:
+        asked = select.poll()
+        asked.register(_socket_of(writer).fileno(), select.POLLRDHUP)
+        return bool(asked.poll(0))
+    except OSError:
+        return True
+
+
+def _socket_of(writer: asyncio.StreamWriter) -> socket.socket:
+    """Raise OSError where there is none any more: TLS forgets it at the end of the connection, others close it."""
+    found: socket.socket | None = None if writer.is_closing() else writer.get_extra_info("socket")
+    if found is None or found.fileno() < 0:
+        raise ConnectionResetError("the connection has ended")
+    return found
 
 
 def say(writer: asyncio.StreamWriter, kind: str, text: str) -> None:

@@ -36,9 +36,9 @@ class Idle:
     async def release(self) -> bool:
         """Leave the reader to somebody else; return whether the node is still there."""
         self.watching.cancel()
-        # This gives the loop the time to take note of an end that the kernel knows of already.
         await asyncio.wait({self.watching})
-        ended = self.reader.at_eof() or self.reader.exception() is not None
+        # The loop may take some rounds to take note of an end that the kernel knows of already.
+        ended = self.reader.at_eof() or join_link.has_ended(self.writer)
         return self.watching.cancelled() and not ended
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import socket
 import ssl
 import subprocess
@@ -20,7 +21,7 @@ from joining import Client
 from standins import BOUND, until
 
 from nvflare_torchrun_plugin.join_file import NAME, JoinFile
-from nvflare_torchrun_plugin.joining import greeting, reception
+from nvflare_torchrun_plugin.joining import greeting, join_link, reception
 from nvflare_torchrun_plugin.joining.greeting import Greeting
 from nvflare_torchrun_plugin.joining.seats import Idle
 
@@ -105,10 +106,15 @@ def test_a_connection_that_is_just_ending_is_not_handed_out(client: Client, node
     client.wait_for("node-rank-1 has joined")
 
     async def take() -> tuple[Idle | str, Any]:
+        seat = client.reception._seats[1]
+        assert seat.idle is not None
+        known = select.poll()
+        known.register(seat.idle.writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
         first.process.kill()
         first.process.wait()
+        assert known.poll(BOUND * 1000)
         second = node(1)
-        return await client.reception._seats[1].take(BOUND, asyncio.StreamReader()), second
+        return await seat.take(BOUND, asyncio.StreamReader()), second
 
     taken, second = client.supervisor.ask(take(), BOUND + 5)
 
@@ -116,6 +122,22 @@ def test_a_connection_that_is_just_ending_is_not_handed_out(client: Client, node
     assert taken.node.pid == second.process.pid
     client.supervisor.ask(taken.leave("leave", "the test is over"), BOUND)
     assert second.ended() == 0
+
+
+def test_a_connection_that_has_ended_has_no_socket_to_look_after(client: Client, node: Any) -> None:
+    """Asyncio's TLS forgets it, and once it is closed cannot be asked for it."""
+    only = node(1)
+    client.wait_for("node-rank-1 has joined")
+    idle = client.reception._seats[1].idle
+    assert idle is not None
+    assert not join_link.has_ended(idle.writer)
+    only.process.kill()
+    client.wait_for("node-rank-1 is not there any more")
+
+    assert join_link.has_ended(idle.writer)
+    join_link.leave_alone(idle.writer)
+    with pytest.raises(ConnectionResetError, match="the connection has ended"):
+        join_link.look_after(idle.writer)
 
 
 def test_one_noisy_host_keeps_no_other_out(client: Client, node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
