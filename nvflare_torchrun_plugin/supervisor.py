@@ -184,7 +184,7 @@ class Supervisor:
     def _serve(self, listening: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_unix_server(self._welcome, sock=listening, limit=_MAX_ENVIRON)
+            asyncio.start_server(self._welcome, sock=listening, limit=_MAX_ENVIRON)
         )
         self._listening.set()
         try:

@@ -123,9 +123,7 @@ class Reception:
             context = _context(self._file.identity or "")
             self._listening = _listen(port)
             listening = private_dir.listen(directory, bridge.SOCKET)
-            self._desk = await asyncio.start_unix_server(
-                self._serve_bridge, sock=listening, limit=greeting.MAX_LINE
-            )
+            self._desk = await asyncio.start_server(self._serve_bridge, sock=listening, limit=greeting.MAX_LINE)
             if given is None:
                 self._file.write(str(self._path))
         except (OSError, ValueError) as e:

@@ -74,6 +74,9 @@ def remove(directory: str) -> None:
 def listen(directory: str, name: str) -> socket.socket:
     """Return a listening socket named ``name`` in ``directory``.
 
+    Asyncio serves it with ``start_server``: from Python 3.13 on, ``start_unix_server`` sees to the socket's file
+    too, and looks for that under the path that was used here, which leads somewhere else by then.
+
     Raises:
         OSError: the directory is gone or the name is taken.
     """

@@ -109,13 +109,13 @@ def test_garbage_ends_the_agent_and_starts_nothing(folder: Path) -> None:
     [
         ({"cwd": "/no/such"}, "there is no directory '/no/such', in which the ranks work"),
         ({"cwd": "\0"}, "there is no directory '\\x00'"),
-        ({"argv": ["\0"]}, "embedded null byte"),
+        ({"argv": ["\0"]}, "embedded null"),
         ({"argv": ["x" * (1 << 20)]}, "[Errno 7] Argument list too long"),
         ({"env": {"A=B": ""}}, "illegal environment variable name"),
         ({"env": {"A": "\ud800"}}, "surrogates not allowed"),
-        ({"env": {"TMPDIR": "\0"}}, "embedded null byte"),
+        ({"env": {"TMPDIR": "\0"}}, "embedded null"),
         ({"tag": "no/such"}, "No such file or directory"),
-        ({"tag": "\0"}, "embedded null byte"),
+        ({"tag": "\0"}, "embedded null"),
         ({"bootstrap": "\ud800"}, "surrogates not allowed"),
     ],
 )
