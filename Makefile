@@ -6,7 +6,8 @@
 # make docs    the documentation, in site/
 # make dist    the two archives of a release, in dist/
 # make release the same, checked, and installed and tried in a clean environment
-# make support TORCH=2.14.1   the same with another version of torch, and a job in the simulator
+# make support TORCH=2.14.1   the same with another version of torch, and a job in the simulator; or with another Python,
+#              INTERPRETER=python3.13
 # make bench   what is measured, into benchmarks/RESULTS.md; SECTIONS="nodes warm" measures these again
 
 PYTHON ?= python3
@@ -88,8 +89,8 @@ release: dist
 	DIST=dist python -m pytest -q tests/real/test_release.py
 
 support: dist
-	@test -n "$(TORCH)" || { echo 'make support TORCH=2.14.1' >&2; exit 2; }
-	DIST=dist TORCH=$(TORCH) python -m pytest -q tests/real/test_release.py
+	@test -n "$(TORCH)$(INTERPRETER)" || { echo 'make support TORCH=2.14.1 INTERPRETER=python3.13' >&2; exit 2; }
+	DIST=dist TORCH=$(TORCH) INTERPRETER=$(INTERPRETER) python -m pytest -q tests/real/test_release.py
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

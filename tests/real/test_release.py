@@ -1,7 +1,8 @@
 """The release: built, checked, and installed in a clean environment, in which nothing of the checkout is seen.
 
 ``DIST`` names a folder with a release that is built already; ``TORCH`` another version of torch than that of
-``constraints.txt``, with which a job of the template is run as well.
+``constraints.txt``; ``INTERPRETER`` another Python than this one, for which only the versions of torch and NVFlare
+count that are there. With either, a job of the template is run as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 VERSION = nvflare_torchrun_plugin.__version__
 TORCH = os.environ.get("TORCH", "")
+INTERPRETER = os.environ.get("INTERPRETER", "")
 
 SUM = """
 import os
@@ -58,8 +60,10 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clean(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ``bin`` folder of an environment with the wheel in it, and what that needs."""
     folder = tmp_path_factory.mktemp("clean")
-    run([sys.executable, "-m", "venv", folder / "venv"], folder)
+    run([INTERPRETER or sys.executable, "-m", "venv", folder / "venv"], folder)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
+    if INTERPRETER:
+        pins = [pin for pin in pins if pin.startswith(("nvflare==", "torch=="))]
     if TORCH:
         pins = [pin for pin in pins if not pin.startswith(("torch==", "sympy==", "setuptools=="))]
         pins.append(f"torch=={TORCH}")
@@ -120,7 +124,7 @@ def test_the_wheel_alone_serves_a_first_user(clean: Path, tmp_path: Path) -> Non
     run([*create, "-sd", ROOT / "examples" / "digits", *client, *server], tmp_path, PATH=path, HOME=str(tmp_path))
     assert "TorchrunExecutor" in (tmp_path / "job" / "app" / "config" / "config_fed_client.conf").read_text()
     assert (tmp_path / "job" / "app" / "custom" / "client.py").is_file()
-    if TORCH:
+    if TORCH or INTERPRETER:
         run([clean / "python", "-m", "pip", "install", "-q", "scikit-learn"], tmp_path)
         simulator: list[str | Path] = [clean / "nvflare", "simulator", "job", "-w", "run", "-n", "1", "-t", "1"]
         run(simulator, tmp_path, PATH=path, HOME=str(tmp_path))
