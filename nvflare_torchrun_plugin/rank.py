@@ -28,7 +28,7 @@ import sys
 
 from nvflare_torchrun_plugin.ranks import task_on_its_way
 from nvflare_torchrun_plugin.ranks.agent_link import Agent, AgentError
-from nvflare_torchrun_plugin.ranks.run_program import is_path_safe, run_program
+from nvflare_torchrun_plugin.ranks.run_program import become_main, is_path_safe, run_program
 
 _PACKAGE = "nvflare_torchrun_plugin"
 _MODULE = f"{_PACKAGE}.rank"
@@ -96,13 +96,14 @@ def main() -> None:
             agent.report_uncaught(text)
         _leave_nvflare()
 
+    namespace = become_main(orders)
     if orders.preload is not None:
         try:
             preloading.preload(orders, path0, agent)
         except AgentError as error:
             sys.stderr.write(f"rank {os.environ.get('RANK') or '?'}: {error}\n")
             raise SystemExit(2) from None
-    run_program(orders, path0, at_end)
+    run_program(orders, path0, namespace, at_end)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ import _signal  # type: ignore[import-not-found]  # of the interpreter itself; s
 import _socket
 import _thread
 import _warnings
+import builtins
 import gc
 import os
 import sys
+from _frozen_importlib_external import PathFinder
 
-from nvflare_torchrun_plugin.ranks.run_program import is_importable, is_path_safe
+from nvflare_torchrun_plugin.ranks.run_program import foresee_main, is_importable, is_path_safe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,10 +37,9 @@ _WARNING = 30
 """The root logger's level to begin with."""
 _LONGEST = 300
 """Characters of a sentence on a module that could not be imported."""
-_HOOKS = (
-    *("excepthook", "unraisablehook", "displayhook", "breakpointhook"),
-    *("stdin", "stdout", "stderr", "dont_write_bytecode"),
-)
+_NAMESPACES: tuple[dict[str, Any], ...] = (vars(sys), vars(builtins))
+_LISTS = frozenset({"argv", "meta_path", "modules", "path", "path_hooks", "path_importer_cache"})
+"""Of these it counts what is in them, if anything."""
 _FILTERS: list[Any] = _warnings.filters
 """That of the module warnings, whether that is loaded or not."""
 
@@ -51,6 +52,7 @@ def _umask() -> int:
 
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_umask, os.umask),
+    (sys.getdlopenflags, sys.setdlopenflags),
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.getswitchinterval, sys.setswitchinterval),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
@@ -61,22 +63,47 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_socket.getdefaulttimeout, _socket.setdefaulttimeout),
 )
 """How to learn a setting of the process, and how to make it."""
-_KEPT: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
-    "multiprocessing": (
+_KEPT: tuple[tuple[str, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
+    (
+        "multiprocessing",
         lambda module: module.get_start_method(allow_none=True),
         lambda module, method: module.set_start_method(method, force=True),
     ),
-    "logging": (lambda module: module.root.manager.disable, lambda module, level: module.disable(level)),
-    "random": (lambda module: module.getstate(), lambda module, state: module.setstate(state)),
-    "numpy.random": (
+    ("logging", lambda module: module.root.manager.disable, lambda module, level: module.disable(level)),
+    (
+        "warnings",
+        lambda module: (module.showwarning, module.formatwarning),
+        lambda module, how: vars(module).update(showwarning=how[0], formatwarning=how[1]),
+    ),
+    ("threading", lambda module: module.excepthook, lambda module, hook: setattr(module, "excepthook", hook)),
+    ("random", lambda module: module.getstate(), lambda module, state: module.setstate(state)),
+    ("numpy", lambda module: module.geterr(), lambda module, how: module.seterr(**how)),
+    (
+        "numpy.random",
         lambda module: [getattr(part, "tolist", lambda part=part: part)() for part in module.get_state()],
         lambda module, state: module.set_state(tuple(state)),
     ),
-    "torch": (
+    (
+        "torch",
         lambda module: module.get_rng_state().tolist(),
-        lambda module, state: module.set_rng_state(module.tensor(state, dtype=module.uint8)),
+        # Whatever the default device is.
+        lambda module, state: module.set_rng_state(module.tensor(state, dtype=module.uint8, device="cpu")),
     ),
-}
+    *(
+        (
+            "torch",
+            lambda module, learn=learn: getattr(module, learn)(),
+            lambda module, value, make=make: getattr(module, make)(value),
+        )
+        for learn, make in (
+            ("get_default_dtype", "set_default_dtype"),
+            ("get_num_threads", "set_num_threads"),
+            ("is_grad_enabled", "set_grad_enabled"),
+            ("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
+            ("get_float32_matmul_precision", "set_float32_matmul_precision"),
+        )
+    ),
+)
 """The same, of what modules keep to themselves that are at work for others."""
 
 
@@ -94,6 +121,8 @@ def preload(orders: Orders, path0: list[str], agent: Agent) -> None:
     before = _State()
     # Where the script's own files hide a library's, they do so for other libraries too.
     sys.path[:0] = path0 if orders.module else _path_of_script(orders.target)
+    foresee_main(orders)
+    path = list(sys.path)
     groups: list[_Group] = []
     failed: list[str] = []
     for entry in orders.preload or ():
@@ -104,13 +133,13 @@ def preload(orders: Orders, path0: list[str], agent: Agent) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the script will meet it, and say what comes of it
             failed.append(f"{entry}: {type(error).__name__}: {error}"[:_LONGEST])
         groups.append(_Group({name: sys.modules[name] for name in sys.modules if name not in names}, state))
-    for group in reversed(groups):
-        group.hide()
-    before.restore()
+    if groups:
+        # A library's thread may import something while the rank waits.
+        finder = _Finder(groups, path)
+        sys.meta_path.insert(0, finder)
+        finder.hide(before)
     environ = agent.wait_for_go(failed)
     os.environ.update(environ)
-    if groups:
-        sys.meta_path.insert(0, _Finder(groups))
 
 
 def _path_of_script(target: str) -> list[str]:
@@ -127,7 +156,8 @@ class _State:
         self.handlers = {number: _handler(number) for number in range(1, _NSIG)}
         self.filters = list(_FILTERS)
         self.path = list(sys.path)
-        self.hooks = {name: getattr(sys, name) for name in _HOOKS}
+        self.argv = list(sys.argv)
+        self.names = [dict(namespace) for namespace in _NAMESPACES]
         self.log = _Log()
         self.kept = _Kept()
         self.settings = [learn() for learn, _ in _SETTINGS]
@@ -145,8 +175,10 @@ class _State:
                 _signal.signal(number, handler)
         _FILTERS[:] = self.filters
         sys.path[:] = self.path
-        for name, hook in self.hooks.items():
-            setattr(sys, name, hook)
+        sys.argv[:] = self.argv
+        for namespace, names in zip(_NAMESPACES, self.names, strict=True):
+            for name in (set(namespace) | set(names)) - _LISTS:
+                _put(namespace, name, names.get(name, _NONE))
         for (learn, make), value in zip(_SETTINGS, self.settings, strict=True):
             if learn() != value:
                 make(value)
@@ -172,13 +204,54 @@ class _State:
         for (learn, make), was, became in zip(_SETTINGS, before.settings, self.settings, strict=True):
             if became != was and learn() == was:
                 make(became)
-        _FILTERS[:0] = [entry for entry in self.filters if entry not in before.filters]
-        sys.path += [entry for entry in self.path if entry not in before.path and entry not in sys.path]
-        for name, hook in self.hooks.items():
-            if hook is not before.hooks[name] and getattr(sys, name) is before.hooks[name]:
-                setattr(sys, name, hook)
+        if self.filters != before.filters:
+            _FILTERS[:] = _followed(_FILTERS, before.filters, self.filters)
+            _forget_warnings()
+        sys.path[:] = _followed(sys.path, before.path, self.path)
+        sys.argv[:] = _followed(sys.argv, before.argv, self.argv)
+        for namespace, was_there, is_there in zip(_NAMESPACES, before.names, self.names, strict=True):
+            for name in (set(was_there) | set(is_there)) - _LISTS:
+                was, became = was_there.get(name, _NONE), is_there.get(name, _NONE)
+                if became is not was and namespace.get(name, _NONE) is was:
+                    _put(namespace, name, became)
         if self.cwd is not None and self.cwd != before.cwd and _cwd() == before.cwd:
             os.chdir(self.cwd)
+
+
+_NONE = object()
+"""In the place of a name that is not there."""
+
+
+def _put(namespace: dict[str, Any], name: str, value: Any) -> None:
+    if value is _NONE:
+        namespace.pop(name, None)
+    elif namespace.get(name, _NONE) is not value:
+        namespace[name] = value
+
+
+def _forget_warnings() -> None:
+    """Have Python look again, with the filters that there are now, at what has been warned of before."""
+    warnings: Any = _warnings
+    if hasattr(warnings, "_filters_mutated"):
+        warnings._filters_mutated()
+        return
+    # Python 3.14 or newer.
+    warnings._acquire_lock()
+    try:
+        warnings._filters_mutated_lock_held()
+    finally:
+        warnings._release_lock()
+
+
+def _followed(now: list[Any], was: list[Any], became: list[Any]) -> list[Any]:
+    """Return a list with that done to it which has led from one to another."""
+    if now == was:
+        return became
+    kept = [entry for entry in now if entry in became or entry not in was]
+    added = [entry for entry in became if entry not in was and entry not in now]
+    first = next((number for number, entry in enumerate(became) if entry in was), len(became))
+    front = [entry for entry in added if entry in became[:first]]
+    return [*front, *kept, *(entry for entry in added if entry not in front)]
 
 
 class _Log:
@@ -211,31 +284,33 @@ class _Kept:
     """What some modules keep, of those that are loaded."""
 
     def __init__(self) -> None:
-        self._values: dict[str, tuple[Any, Any]] = {}
-        for name in _KEPT:
+        self._values: dict[int, tuple[Any, Any]] = {}
+        for number, (name, learn, _) in enumerate(_KEPT):
             module = sys.modules.get(name)
             try:
-                self._values[name] = module, _KEPT[name][0](module)
+                self._values[number] = module, learn(module)
             except Exception:  # noqa: BLE001, S112 - not loaded, not wholly, or a script's own module of that name
                 continue
 
     def undo(self, before: _Kept) -> None:
         """Have the modules that were there earlier keep what they kept then."""
-        for name, (module, was, became) in self._changes(before).items():
+        for number, (module, was, became) in self._changes(before).items():
             if became != was:
-                _KEPT[name][1](module, was)
+                _KEPT[number][2](module, was)
 
     def follow(self, before: _Kept) -> None:
         """Have them keep what they do here, unless the script has changed it since."""
-        for name, (module, was, became) in self._changes(before).items():
-            if became != was and _KEPT[name][0](module) == was:
-                _KEPT[name][1](module, became)
+        for number, (module, was, became) in self._changes(before).items():
+            if became != was and _KEPT[number][1](module) == was:
+                _KEPT[number][2](module, became)
 
-    def _changes(self, before: _Kept) -> dict[str, tuple[Any, Any, Any]]:
-        there = {name: (module, before._values.get(name), now) for name, (module, now) in self._values.items()}
+    def _changes(self, before: _Kept) -> dict[int, tuple[Any, Any, Any]]:
+        there = {
+            number: (module, before._values.get(number), now) for number, (module, now) in self._values.items()
+        }
         return {
-            name: (module, earlier[1], now)
-            for name, (module, earlier, now) in there.items()
+            number: (module, earlier[1], now)
+            for number, (module, earlier, now) in there.items()
             if earlier is not None and earlier[0] is module
         }
 
@@ -245,6 +320,7 @@ class _Group:
 
     def __init__(self, modules: dict[str, ModuleType], before: _State) -> None:
         self.modules = modules
+        self.parents = {name: sys.modules.get(name.rpartition(".")[0]) for name in modules}
         self._before = before
         self._after = _State()
         self._attributes: list[tuple[ModuleType, str, ModuleType]] = []
@@ -272,19 +348,42 @@ class _Group:
 
 
 class _Finder:
-    """Finds what is hidden, first of all finders, until everything is back."""
+    """Finds what is hidden, first of all finders, until everything is back.
 
-    def __init__(self, groups: list[_Group]) -> None:
+    Args:
+        groups: what has been imported.
+        path: the path on which that was found.
+    """
+
+    def __init__(self, groups: list[_Group], path: list[str]) -> None:
         self._groups = groups
+        self._path = path
         self._lock = _thread.RLock()
+
+    def hide(self, before: _State) -> None:
+        """Take everything away, and put everything as it was."""
+        with self._lock:
+            for group in reversed(self._groups):
+                group.hide()
+            before.restore()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         """Return what brings the module back; to look for it is not to import it, and changes nothing."""
         for group in self._groups:
             module = group.modules.get(name)
-            if module is not None:
+            if module is not None and self._is_found_there(name, group):
                 return self._spec(name, module)
         return None
+
+    def _is_found_there(self, name: str, group: _Group) -> bool:
+        """Return whether the script, which may have changed its path since, would find the same module."""
+        parent, _, _ = name.rpartition(".")
+        if parent:
+            return sys.modules.get(parent) is group.parents[name]
+        if sys.path == self._path:
+            return True
+        before, now = (PathFinder.find_spec(name, path) for path in (self._path, sys.path))
+        return (before and before.origin) == (now and now.origin)
 
     def show(self, name: str) -> None:
         """Bring back the module, with all that was imported before and together with it."""

@@ -9,19 +9,22 @@ from __future__ import annotations
 # ruff: noqa: PTH109, PTH120 - pathlib would be one more module that the script finds loaded
 import os
 import sys
+from _frozen_importlib_external import PathFinder
 
 from nvflare_torchrun_plugin.ranks import uncaught
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import CodeType
     from typing import Any
 
     from nvflare_torchrun_plugin.ranks.agent_link import Orders
 
 
-def run_program(orders: Orders, path0: list[str], at_end: Callable[[str], None]) -> None:
+def run_program(
+    orders: Orders, path0: list[str], namespace: dict[str, Any], at_end: Callable[[str], None]
+) -> None:
     """Run the script or module as ``__main__``, and do at its end what Python does.
 
     Returns when the script has returned; else it raises what makes the interpreter end as the script asked.
@@ -29,6 +32,7 @@ def run_program(orders: Orders, path0: list[str], at_end: Callable[[str], None])
     Args:
         orders: What to run.
         path0: What ``python -m`` puts in front of ``sys.path``: the working directory, or nothing.
+        namespace: That of :func:`become_main`.
         at_end: Called with the text of an uncaught exception, or ``""``, once that has been printed; but not in
             a child that the script forked and that has come back here.
 
@@ -36,7 +40,7 @@ def run_program(orders: Orders, path0: list[str], at_end: Callable[[str], None])
         SystemExit: the script's own; 1 after an uncaught exception; 2 for a script that is not there.
         KeyboardInterrupt: the script's own; it makes Python end by SIGINT.
     """
-    namespace = _fresh_main()
+    namespace.pop("__file__", None)
     process = os.getpid()
     ended: BaseException | None = None
     try:
@@ -73,9 +77,11 @@ def run_program(orders: Orders, path0: list[str], at_end: Callable[[str], None])
         del ended
 
 
-def _fresh_main() -> dict[str, Any]:
+def become_main(orders: Orders) -> dict[str, Any]:
     """Put a new ``__main__`` in place, like the one Python starts with, and return its namespace."""
     import builtins
+
+    sys.argv = ["-m" if orders.module else orders.target, *orders.args]
 
     module = type(sys)("__main__")
     namespace = module.__dict__
@@ -90,17 +96,48 @@ def _run_module(orders: Orders, path0: list[str]) -> None:
     import runpy
 
     sys.path[:0] = path0
-    sys.argv = ["-m", *orders.args]
+    sys.argv[0] = "-m"
     # Python itself calls it for -m, by this name. The public run_module() would show in tracebacks.
     runpy._run_module_as_main(orders.target, True)  # type: ignore[attr-defined]  # see above
 
 
-def _run_path(orders: Orders, namespace: dict[str, Any]) -> None:
-    sys.argv = [orders.target, *orders.args]
+def foresee_main(orders: Orders) -> None:
+    """Let what is imported ahead see where the script is, which it may ask for as it is imported.
+
+    The path must be the script's.
+    """
+    path: str | None = _path_of(orders.target)
+    if orders.module:
+        path = sys.argv[0] = _origin(orders.target, None) or "-m"
+    elif is_importable(orders.target):
+        path = _origin("__main__", [orders.target])
+    if path is not None:
+        vars(sys.modules["__main__"])["__file__"] = path
+
+
+def _origin(name: str, path: Sequence[str] | None) -> str | None:
+    """Return the file that is run for ``python -m NAME``, without importing the packages that it is in."""
+    spec = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), path)
+        path = spec.submodule_search_locations if spec is not None else None
+        if path is None and count < len(parts):
+            return None
+    if path is not None:
+        spec = PathFinder.find_spec(f"{name}.__main__", path)
+    return spec.origin if spec is not None else None
+
+
+def _path_of(target: str) -> str:
     try:
-        path = orders.target if orders.target.startswith("/") else f"{os.getcwd()}/{orders.target}"
+        return target if target.startswith("/") else f"{os.getcwd()}/{target}"
     except FileNotFoundError:  # the working directory has been removed
-        path = orders.target
+        return target
+
+
+def _run_path(orders: Orders, namespace: dict[str, Any]) -> None:
+    path = _path_of(orders.target)
     if is_importable(path):
         import runpy
 

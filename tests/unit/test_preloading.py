@@ -6,11 +6,14 @@ import importlib
 import sys
 import threading
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 from standins import BOUND, until
 
 from nvflare_torchrun_plugin.ranks import preloading
+from nvflare_torchrun_plugin.ranks.agent_link import Orders
 
 
 def test_what_comes_back_is_found_by_other_threads_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +23,7 @@ def test_what_comes_back_is_found_by_other_threads_meanwhile(monkeypatch: pytest
         monkeypatch.setitem(sys.modules, name, module)
     group = preloading._Group(modules, preloading._State())
     group.hide()
-    finder = preloading._Finder([group])
+    finder = preloading._Finder([group], list(sys.path))
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     found: list[object] = []
     show = group.show
@@ -51,3 +54,32 @@ def test_what_comes_back_is_found_by_other_threads_meanwhile(monkeypatch: pytest
     others[0].join(BOUND)
     assert found == [modules["ahead_b"]]
     assert finder not in sys.meta_path
+
+
+def test_a_thread_of_a_library_that_imports_while_the_rank_waits_finds_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    (tmp_path / "loaded_once.py").write_text("print('loaded')")
+    hidden: list[bool] = []
+
+    class Agent:
+        """Lets the thread have its import before the task comes."""
+
+        def wait_for_go(self, failed: list[str]) -> dict[str, str]:
+            assert failed == []
+            hidden.append("loaded_once" not in sys.modules)
+            thread = threading.Thread(target=importlib.import_module, args=("loaded_once",))
+            thread.start()
+            thread.join(BOUND)
+            return {}
+
+    agent: Any = Agent()
+    try:
+        preloading.preload(Orders(False, str(tmp_path / "script.py"), [], ["loaded_once"]), [], agent)
+    finally:
+        sys.modules.pop("loaded_once", None)
+    assert hidden == [True]
+    assert capsys.readouterr().out == "loaded\n"

@@ -133,8 +133,20 @@ CHANGES = {
     ),
     "logging": ("logging.disable(40)", "logging.root.manager.disable"),
     "random state": ("random.seed(5)", "random.getstate() == random.Random(5).getstate()"),
+    "dlopen flags": ("sys.setdlopenflags(0x101)", "sys.getdlopenflags()"),
+    "length of tracebacks": ("sys.tracebacklimit = 3", "getattr(sys, 'tracebacklimit', None)"),
+    "a builtin": ("builtins.profile = print", "hasattr(builtins, 'profile')"),
+    "another builtin": ("builtins.input = print", "builtins.input is print"),
+    "path, in front": ("sys.path.insert(0, '/first')", "sys.path[:2] == ['/first', os.getcwd()], len(sys.path)"),
+    "path, in part": ("del sys.path[-1]", "len(sys.path)"),
+    "path, as a list": ("sys.path = [*sys.path, '/last']", "sys.path[-1]"),
+    "warnings, all": ("warnings.resetwarnings()", "len(warnings.filters)"),
+    "warnings, at the end": ("warnings.simplefilter('error', append=True)", "warnings.filters[-1]"),
+    "how warnings are shown": ("warnings.showwarning = print", "warnings.showwarning is print"),
+    "words": ("del sys.argv[1:]", "sys.argv"),
+    "hook of threads": ("threading.excepthook = print", "threading.excepthook is print"),
 }
-MODULES = "gc, locale, logging, multiprocessing, os, random, socket, sys"
+MODULES = "builtins, gc, locale, logging, multiprocessing, os, random, socket, sys, threading, warnings"
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -148,15 +160,28 @@ def test_so_are_the_random_states_of_frameworks(tmp_path: Path) -> None:
     sees_a_change(tmp_path, "numpy.random.seed(5); torch.manual_seed(5)", look, "numpy.random, torch")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_so_are_the_settings_of_frameworks(tmp_path: Path) -> None:
+    changes = {
+        "torch.set_default_dtype(torch.float64)": "torch.get_default_dtype()",
+        "torch.set_num_threads(torch.get_num_threads() + 2)": "torch.get_num_threads()",
+        "torch.set_grad_enabled(False)": "torch.is_grad_enabled()",
+        "torch.use_deterministic_algorithms(True)": "torch.are_deterministic_algorithms_enabled()",
+        "torch.set_float32_matmul_precision('medium')": "torch.get_float32_matmul_precision()",
+        "numpy.seterr(all='raise')": "numpy.geterr()",
+    }
+    sees_a_change(tmp_path, "; ".join(changes), ", ".join(changes.values()), "numpy, torch")
+
+
 def sees_a_change(tmp_path: Path, change: str, look: str, modules: str) -> None:
     """Have a library make the change as it is imported, and a script look before and after."""
     sees = f"import {modules}\nprint({look})\nimport changes\nprint({look})\n"
     write(tmp_path, {"library/changes.py": f"import {modules}\n{change}\n", "script.py": sees})
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), os.environ.get("PYTHONPATH", "")])}
-    plain = run_plain(["script.py"], tmp_path, environ)
+    plain = run_plain(["script.py", "word"], tmp_path, environ)
     assert len(set(plain.output.splitlines())) == 2
     preload = [*modules.split(", "), "changes"] if fake_agent.start.preload is not None else None
-    rank = run_rank(["script.py"], tmp_path, environ=environ, preload=preload)
+    rank = run_rank(["script.py", "word"], tmp_path, environ=environ, preload=preload)
     assert (rank.failed, rank.output.decode(), rank.code) == ([], plain.output.decode(), 0)
 
 
@@ -206,3 +231,60 @@ def test_a_word_to_go_on_that_is_not_valid(
     assert reason in rank.output.decode()
     assert b"s3cr3t" not in rank.output
     assert b"ran\n" not in rank.output
+
+
+def test_what_is_imported_ahead_finds_the_script_as_the_main_program(tmp_path: Path) -> None:
+    asks = """
+import argparse, os, sys
+import __main__ as main
+from sys import argv
+parser = argparse.ArgumentParser()
+words = list(argv)
+file = getattr(main, "__file__", None)
+"""
+    look = """
+import sys, asks
+print(asks.parser.prog, asks.words, asks.argv is sys.argv)
+print(asks.main is sys.modules["__main__"], asks.file)
+"""
+    files = {"script.py": look, "zipped/__main__.py": look, "package/run.py": look, "package/__init__.py": ""}
+    write(tmp_path, {"library/asks.py": asks, **files})
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), os.environ.get("PYTHONPATH", "")])}
+    preload = ["asks"] if fake_agent.start.preload is not None else None
+    for words in (["script.py", "--lr", "1"], ["zipped", "x"], ["-m", "package.run", "--lr"]):
+        plain = run_plain(words, tmp_path, environ)
+        rank = run_rank(words, tmp_path, environ=environ, preload=preload)
+        assert (rank.failed, rank.output.decode(), rank.code) == ([], plain.output.decode(), 0)
+
+
+def test_a_module_that_the_script_s_own_path_hides_is_not_the_one_imported_ahead(tmp_path: Path) -> None:
+    """What NVFlare needs is imported ahead as well, whatever the script will do with its path."""
+    script = "import sys\nsys.path.insert(0, 'vendored')\nimport both\nfrom pair import inner\n"
+    files = {f"{place}/{name}.py": f"where = {place!r}" for place in ("vendored", "library") for name in ("both",)}
+    for place in ("vendored", "library"):
+        files |= {f"{place}/pair/__init__.py": "", f"{place}/pair/inner.py": f"where = {place!r}"}
+    write(tmp_path, {**files, "script.py": script + "print(both.where, inner.where)"})
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), os.environ.get("PYTHONPATH", "")])}
+    preload = ["both", "pair:inner"] if fake_agent.start.preload is not None else None
+    rank = run_rank(["script.py"], tmp_path, environ=environ, preload=preload)
+    assert (rank.output, rank.code) == (b"vendored vendored\n", 0)
+
+
+def test_a_warning_is_shown_again_once_a_library_has_changed_the_filters(tmp_path: Path) -> None:
+    library = "import warnings\nwarnings.filterwarnings('error', message='never said')"
+    script = """
+import warnings
+def warn():
+    warnings.warn("again")
+warn()
+warn()
+import filters
+warn()
+"""
+    write(tmp_path, {"library/filters.py": library, "script.py": script})
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), os.environ.get("PYTHONPATH", "")])}
+    preload = ["warnings", "filters"] if fake_agent.start.preload is not None else None
+    plain = run_plain(["script.py"], tmp_path, environ)
+    assert plain.output.count(b"UserWarning: again") == 2
+    rank = run_rank(["script.py"], tmp_path, environ=environ, preload=preload)
+    assert (rank.failed, rank.output.decode(), rank.code) == ([], plain.output.decode(), 0)
