@@ -18,6 +18,14 @@ _CLIENTS = ("nvflare", _PLUGIN)
 _VARIABLES = frozenset({"environ", "environb"})
 _SETTINGS = _VARIABLES | {"putenv", "unsetenv", "load_dotenv"}
 """What a script sets with these, a library that is imported later may read as it is imported."""
+_EFFECTS = frozenset(
+    {
+        *("modules", "meta_path", "path_hooks"),
+        *("set_default_dtype", "set_default_device", "set_default_tensor_type"),
+    }
+)
+"""With these a script decides what an import after it finds, or what tensors that makes."""
+_TABLES = _VARIABLES | {"modules"}
 _APPENDING = frozenset({"append", "extend"})
 """What a script adds to the end of ``sys.path`` hides nothing that is found without it."""
 
@@ -26,8 +34,9 @@ def ahead_of(target: str, *, module: bool, folders: Sequence[str]) -> tuple[str,
     """Return what the ranks of a script should import ahead, ``a.b`` or ``a:b`` for ``from a import b``.
 
     These are the modules that it names in import statements at its top, as far as the first statement that may set
-    a variable of the environment, or hide a module behind another one; of modules of the job itself, those that
-    they name. PyTorch and what NVFlare's Client API needs are among them.
+    a variable of the environment, hide a module behind another one, or change PyTorch's default dtype or device;
+    of modules of the job itself, those that they name. PyTorch and what NVFlare's Client API needs are among them,
+    unless it sets variables or hides modules by ``sys.path``.
 
     Args:
         target: path of the script, or name of the module.
@@ -84,15 +93,18 @@ class _Reader:
 
     Attributes:
         names: so far.
-        stopped: whether a statement has come after which importing ahead could make a difference.
+        closed: whether a statement has come that what the script imports after it may notice.
+        stopped: whether one has come after which importing anything ahead could make a difference.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
         self.names: list[str] = []
+        self.closed = False
         self.stopped = False
         self._folders = folders
         self._read: set[str] = set()
         self._settings = set(_SETTINGS)
+        self._effects = set(_EFFECTS)
 
     def read_packages(self, name: str, places: Sequence[str]) -> None:
         """Read a package, and before it those that it is in."""
@@ -119,7 +131,8 @@ class _Reader:
             tree = ast.parse(Path(path).read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             return
-        self._learn_setters(tree)
+        _learn_setters(tree, self._settings)
+        _learn_setters(tree, self._effects)
         for statement in tree.body:
             if self.stopped:
                 return
@@ -127,31 +140,31 @@ class _Reader:
                 self._take(name)
             for part in _run_by(statement, main=main):
                 self.stopped = self.stopped or _mentions(part, self._settings) or _moves_path(part)
-
-    def _learn_setters(self, tree: ast.Module) -> None:
-        """Take note of the names by which the module's own functions and classes that set variables are called."""
-        for statement in ast.walk(tree):
-            if isinstance(statement, ast.ImportFrom):
-                self._settings |= {
-                    alias.asname for alias in statement.names if alias.asname and alias.name in self._settings
-                }
-        unknown = [
-            statement
-            for statement in tree.body
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        ]
-        while found := [statement for statement in unknown if _mentions(statement, self._settings)]:
-            self._settings |= {statement.name for statement in found}
-            unknown = [statement for statement in unknown if statement not in found]
+                self.closed = self.closed or _mentions(part, self._effects)
 
     def _take(self, name: str) -> None:
         if self.stopped:
             return
         own = PathFinder.find_spec(_top(name), self._folders)
-        if own is None:
+        if own is not None:
+            self.read_packages(name.replace(":", "."), self._folders)
+        elif not self.closed:
             self.names.append(name)
-            return
-        self.read_packages(name.replace(":", "."), self._folders)
+
+
+def _learn_setters(tree: ast.Module, setters: set[str]) -> None:
+    """Add the names by which the module calls those of the set, and of its own functions and classes that do."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.ImportFrom):
+            setters |= {alias.asname for alias in statement.names if alias.asname and alias.name in setters}
+    unknown = [
+        statement
+        for statement in tree.body
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    ]
+    while found := [statement for statement in unknown if _mentions(statement, setters)]:
+        setters |= {statement.name for statement in found}
+        unknown = [statement for statement in unknown if statement not in found]
 
 
 def _named(statement: ast.stmt, package: str) -> Iterator[str]:
@@ -183,15 +196,17 @@ def _run_by(statement: ast.stmt, *, main: bool) -> Sequence[ast.stmt]:
 
 def _mentions(statement: ast.stmt, names: set[str]) -> bool:
     # To read a variable sets none.
-    reads = {
-        node.value
-        for node in ast.walk(statement)
-        if (isinstance(node, ast.Attribute) and node.attr == "get")
-        or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load))
-    }
+    reads: set[ast.expr] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Compare):
+            reads.update(node.comparators)
+        elif (isinstance(node, ast.Attribute) and node.attr == "get") or (
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+        ):
+            reads.add(node.value)
     for node in ast.walk(statement):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name in names and not (name in _VARIABLES and node in reads):
+        if name in names and not (name in _TABLES and node in reads):
             return True
     return False
 

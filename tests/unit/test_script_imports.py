@@ -53,6 +53,17 @@ def ahead_of(folder: Path, **files: str) -> tuple[str, ...]:
         ("import sys\nsys.path = ['/a', *sys.path]\nimport json", ("sys",)),
         ("import sys\nsys.path.append('/a')\nsys.path += ['/b']\nimport json", ("sys", "json", "torch")),
         ("import sys\nif '/a' not in sys.path:\n    sys.path.append('/a')\nimport json", ("sys", "json", "torch")),
+        # What is imported after it would be another module, or make other tensors.
+        ("import sys\nsys.modules['xml'] = None\nimport json", ("sys", "torch")),
+        ("from sys import modules as m\nm.pop('xml', None)\nimport json", ("sys:modules", "torch")),
+        ("import sys\nsys.meta_path.insert(0, 1)\nimport json", ("sys", "torch")),
+        ("import sys\nprint('xml' in sys.modules, sys.modules['os'])\nimport json", ("sys", "json", "torch")),
+        ("import torch\ntorch.set_default_dtype(torch.float64)\nimport json", ("torch",)),
+        ("import torch\ndef f():\n    torch.set_default_device('meta')\nf()\nimport json", ("torch",)),
+        (
+            "import torch, nvflare.client\ntorch.set_default_dtype(torch.float64)",
+            ("torch", "nvflare.client", NVFLARE),
+        ),
         ("this is no Python", ("torch",)),
         ("\0", ("torch",)),
     ],
