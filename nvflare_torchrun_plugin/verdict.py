@@ -122,7 +122,7 @@ class Verdict:
         victims: ranks that were ended because of the failure.
         leftovers: what could not be ended or confirmed gone, one sentence each.
         seconds: duration of the attempt.
-        ranks_ran: whether any rank was ever there.
+        ranks_ran: whether any rank was ever there; of ranks that import ahead, whether rank 0 has done so.
         left_out: host and reason of each node that the group did without.
     """
 
@@ -208,6 +208,7 @@ def reach(
     seconds: float,
     too_few: str | None = None,
     left_out: tuple[tuple[str, str], ...] = (),
+    imports: bool = False,
 ) -> Verdict:
     """Reach the verdict of an attempt that is over.
 
@@ -219,6 +220,7 @@ def reach(
         seconds: duration of the attempt.
         too_few: what to say when not enough nodes could take part; None when they could.
         left_out: host and reason of each node that the group did without.
+        imports: whether rank 0 was still importing ahead what its task needs.
     """
     leftovers = tuple(
         f"node {node.node_rank} ({node.host}): cannot end process {', '.join(map(str, node.leftovers))}"
@@ -231,7 +233,7 @@ def reach(
         first = _absence(nodes, failures[0][1], stopped_at) or first
     if first is not None and too_few is not None:
         first = dataclasses.replace(first, what=too_few)
-    ranks_ran = any(node.ranks for node in nodes)
+    ranks_ran = not imports and any(node.ranks for node in nodes)
     if first is None:
         outcome = "stopped" if reason else "ok"
         return Verdict(outcome, reason, None, (), leftovers, seconds, ranks_ran, left_out)

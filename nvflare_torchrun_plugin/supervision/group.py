@@ -235,6 +235,7 @@ class Group:
             seconds=self._roster.now(),
             too_few=self._roster.too_few,
             left_out=self.left_out,
+            imports=self._progress.imports,
         )
         self._events.end(result)
         self._write(result)

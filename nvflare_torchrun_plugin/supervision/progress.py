@@ -59,6 +59,11 @@ class Progress:
             return "importing"
         return "waiting" if self._holds else "training"
 
+    @property
+    def imports(self) -> bool:
+        """Whether rank 0 has still to import what its task needs, and cannot have begun it."""
+        return self._launch.preload is not None and 0 not in self._warm
+
     def heard(self) -> None:
         """A rank has given a sign of life."""
         self._last_sign = self._roster.now()

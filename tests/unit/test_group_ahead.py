@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from stage import WORKS, Stage
 from standins import BOUND, end, launch, until
 from waiting_groups import accept, comes, environ, holds, lines, no_cold, order, wait_until_it_waits, warm
@@ -50,6 +51,21 @@ def test_a_failure_after_go_is_the_task_s_and_told_in_its_seconds(stage: Stage) 
     assert (verdict.failure.rank, verdict.failure.what) == (0, "exit code 7")
     assert verdict.failure.seconds < BOUND
     assert not any("a group started ahead has failed" in line for line in stage.lines)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_one_that_fails_before_rank_0_has_imported_all_has_used_up_nothing(stage: Stage, imported: bool) -> None:
+    """The task is tried again then, with a cold start: what fails may be what is imported ahead only."""
+    then = lines(*([wire.Warm(0, 1, ())] if imported else []), wire.RankEnd(0, 3, 1e9, False, 0), end(1))
+    up = wire.RankUp(0, 0, 1)
+    agent = holds(0, after_go=then).replace(lines(up, wire.Warm(0, 1, ())), lines(up))
+    ahead = stage.supervisor.start_ahead(warm(stage.folder, agent), environ())
+    until(lambda: ahead._group.ranks == 1, "the rank never came")
+    attempt = stage.supervisor.arm_ahead(ahead, no_cold)
+    assert comes(stage).wait(BOUND) == 1
+    verdict = attempt.wait(BOUND)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.ranks_ran) == ("failed", imported)
 
 
 def test_a_group_waits_once_all_ranks_of_each_node_do(stage: Stage) -> None:
