@@ -200,7 +200,10 @@ def _custom(plan: Plan) -> str:
 
 def _fingerprint(plan: Plan) -> _Fingerprint:
     """Return by what a change of the job's files shows: each one's name, size and time."""
-    files = [] if plan.program.module is not None else [plan.target]
+    # The script's own folder may be one in which it works: of that it is what it may import.
+    files = (
+        [] if plan.program.module is not None else [plan.target, *map(str, Path(plan.target).parent.glob("*.py"))]
+    )
     for folder, below, names in os.walk(_custom(plan)):
         # Importing writes these.
         below[:] = sorted(set(below) - {"__pycache__"})
@@ -212,4 +215,4 @@ def _fingerprint(plan: Plan) -> _Fingerprint:
         except OSError:
             continue
         found.append((file, status.st_size, status.st_mtime_ns))
-    return tuple(sorted(found))
+    return tuple(sorted(set(found)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import subprocess
@@ -298,6 +299,20 @@ def test_files_that_change_while_a_task_runs_have_no_group_started_on_them(
     assert run.task() == "group-2"
     assert run.told == ["the task starts cold: the job's files have changed while the last task was running"]
     assert [planned.preload is None for planned, _ in run.planned[:2]] == [False, True]
+
+
+def test_the_modules_beside_a_script_that_is_elsewhere_are_of_the_job_as_well(
+    begin: Callable[[WarmStart], Run],
+) -> None:
+    run = begin(WarmStart())
+    elsewhere = run.folder / "elsewhere"
+    elsewhere.mkdir()
+    plan = dataclasses.replace(run.run._plan, target=str(elsewhere / "script.py"))
+    seen = [warm_groups._fingerprint(plan)]
+    for name in ("script.py", "helper.py", "checkpoint.pt"):
+        (elsewhere / name).touch()
+        seen.append(warm_groups._fingerprint(plan))
+    assert [before == after for before, after in itertools.pairwise(seen)] == [False, False, True]
 
 
 def test_what_python_writes_as_it_imports_changes_nothing(begin: Callable[[WarmStart], Run]) -> None:
