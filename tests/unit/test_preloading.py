@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from standins import BOUND, until
 
-from nvflare_torchrun_plugin.ranks import preloading
+from nvflare_torchrun_plugin.ranks import preloading, process_state
 from nvflare_torchrun_plugin.ranks.agent_link import Orders
 
 
@@ -21,7 +21,7 @@ def test_what_comes_back_is_found_by_other_threads_meanwhile(monkeypatch: pytest
     modules = {name: types.ModuleType(name) for name in ("ahead_a", "ahead_b")}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    group = preloading._Group(modules, preloading._State())
+    group = preloading._Group(modules, process_state.State())
     group.hide()
     finder = preloading._Finder([group], list(sys.path))
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
