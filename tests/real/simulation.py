@@ -20,6 +20,8 @@ import job_log
 import numpy as np
 import numpy.typing as npt
 
+from nvflare_torchrun_plugin.node import procs
+
 LIMIT_S = 480.0
 SITES = ("site-1", "site-2")
 
@@ -196,6 +198,17 @@ def processes(tmp: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def the_one(found: Mapping[int, str], *words: str) -> int | None:
+    """Of the processes with their command lines the one that has the words, None if there is none.
+
+    A child that it has just forked has them as well, until that runs its own program.
+    """
+    having = {pid: procs.parent(pid) for pid, command in found.items() if all(word in command for word in words)}
+    first = [pid for pid, parent in having.items() if parent is not None and parent not in having]
+    assert len(first) <= 1, {pid: found[pid] for pid in first}
+    return first[0] if first else None
 
 
 def finish(process: subprocess.Popen[str]) -> str:

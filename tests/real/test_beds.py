@@ -17,6 +17,7 @@ from beds.fixtures import need
 from beds.hosts import Bed, BedError, command_pid
 from beds.slurm import FREEZER, SlurmBed
 from beds.ssh import SshBed
+from simulation import processes, the_one
 
 pytestmark = pytest.mark.real
 
@@ -344,3 +345,21 @@ def test_what_outlives_a_slurm_step(proctrack: Literal["linuxproc", "cgroup"], l
             ):
                 pytest.fail("two nodes in one group")
     assert sorted(path.name for path in FREEZER.glob("*")) == before
+
+
+def test_a_child_that_has_just_been_forked_is_not_taken_for_its_parent(tmp_path: Path) -> None:
+    code = "import os, sys; os.fork(); print(end='.', flush=True); sys.stdin.read()"
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        assert forking.stdout.read(2) == b".."
+        found = processes(tmp_path)
+        assert len(found) == 2
+        assert the_one(found, "os.fork()") == forking.pid
+        forking.stdin.close()
+        # Both have gone when it is closed on all sides.
+        assert forking.stdout.read() == b""
+    assert the_one(processes(tmp_path), "os.fork()") is None

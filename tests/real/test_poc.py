@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import pytest
 from poc import EXECUTOR, LIMIT_S, TRAIN, Poc, wait_until
+from simulation import the_one
 
 pytestmark = [
     pytest.mark.real,
@@ -192,7 +193,8 @@ def test_a_client_job_that_is_told_to_end_takes_the_job_with_it(poc: Poc) -> Non
     job = poc.submit("told-to-end")
     both = ("rank 0 | here", "rank 1 | here")
     assert wait_until(lambda: all(here in poc.messages_so_far("site-1", job) for here in both), LIMIT_S)
-    (client_job,) = [pid for pid, command in poc.processes().items() if ".client.worker_process " in command]
+    client_job = the_one(poc.processes(), ".client.worker_process ")
+    assert client_job is not None
 
     os.kill(client_job, signal.SIGTERM)
 

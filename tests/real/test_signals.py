@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from simulation import Simulator, finish, processes
+from simulation import Simulator, finish, processes, the_one
 
 pytestmark = [pytest.mark.real, pytest.mark.alone]
 
@@ -42,11 +42,6 @@ def ours(simulator: Simulator) -> dict[int, str]:
     return {pid: words for pid, words in processes(simulator.tmp).items() if "nvflare_torchrun_plugin." in words}
 
 
-def the_one(simulator: Simulator, words: str) -> int:
-    (pid,) = [pid for pid, command in processes(simulator.tmp).items() if words in command]
-    return pid
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("whom", ["client job", "relay"])
 def test_a_signal_to_end_ends_all_nodes(simulator: Simulator, whom: str, number: signal.Signals) -> None:
@@ -55,7 +50,9 @@ def test_a_signal_to_end_ends_all_nodes(simulator: Simulator, whom: str, number:
     running = simulator.start()
     for rank in (0, 1):
         simulator.wait_for_message("site-1", f"rank {rank} | training")
-    victim = the_one(simulator, "simulator_worker" if whom == "client job" else "nvflare_torchrun_plugin.relay")
+    words = "simulator_worker" if whom == "client job" else "nvflare_torchrun_plugin.relay"
+    victim = the_one(processes(simulator.tmp), words)
+    assert victim is not None
     assert len(ours(simulator)) >= 1 + 2 * 3
 
     sent = time.monotonic()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from simulation import LIMIT_S, Simulator, finish, in_folder, processes
+from simulation import LIMIT_S, Simulator, finish, in_folder, processes, the_one
 
 from nvflare_torchrun_plugin import timeline
 from nvflare_torchrun_plugin.node import procs
@@ -186,7 +186,7 @@ HELD = ("descriptors", "processes", "files")
 def held(simulator: Simulator) -> tuple[int, int, int] | None:
     """Descriptors of the client job, processes of the run, files of ours; None if the client job is gone."""
     found = processes(simulator.tmp)
-    (job,) = [pid for pid, words in found.items() if "simulator_worker" in words and "--root_url" in words] or [0]
+    job = the_one(found, "simulator_worker", "--root_url")
     try:
         descriptors = len(list(Path(f"/proc/{job}/fd").iterdir()))
     except OSError:
